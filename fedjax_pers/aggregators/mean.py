@@ -1,0 +1,85 @@
+"""The weighted mean, with any optax optimiser as the server's step."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pers.aggregators.base import Aggregator, Server, copy_to_all
+from fedjax_pers.base import Array, Context, Leaves, Report
+from fedjax_pers.checks import one_of
+
+Weights = Literal["examples", "uniform"]
+
+
+def weighted_difference(weight: Array, download: Leaves, upload: Leaves) -> Leaves:
+    """``weight * (upload - download)``, accumulated in float32 at least."""
+
+    def scaled(up: Array, down: Array) -> Array:
+        dtype = jnp.promote_types(up.dtype, jnp.float32)
+        return (up.astype(dtype) - down.astype(dtype)) * weight.astype(dtype)
+
+    return jax.tree.map(scaled, upload, download)
+
+
+def apply_mean(server: Server, mean: Leaves, optimizer: optax.GradientTransformation, trainable: frozenset[str]) -> Server:
+    """The server's step along a mean difference: the optimiser on trainable leaves, plain addition on the others."""
+    shared, plain = server.shared, {name: _cast(x, server.shared[name]) for name, x in mean.items()}
+    steep = {name: -plain[name] for name in shared if name in trainable}
+    moving = {name: x for name, x in shared.items() if name in trainable}
+    updates, opt = optimizer.update(steep, server.opt, moving)
+    moved = optax.apply_updates(moving, updates)
+    new = {name: moved[name] if name in trainable else x + plain[name] for name, x in shared.items()}
+    return Server(new, opt, server.aux)
+
+
+def _cast(x: Array, like: Array) -> Array:
+    # An integer leaf (a counter) moves by the nearest whole number; clients that agree are met exactly.
+    rounded = jnp.round(x) if jnp.issubdtype(like.dtype, jnp.integer) else x
+    return rounded.astype(like.dtype)
+
+
+def client_weight(weights: Weights) -> Any:
+    """``weigh`` of an aggregator: a client counts by its training examples, or every client counts 1."""
+    one_of("weights", weights, ("examples", "uniform"))
+
+    def weigh(context: Context, report: Report) -> Array:
+        return context.size.astype(jnp.float32) if weights == "examples" else jnp.ones((), jnp.float32)
+
+    return weigh
+
+
+def mean(optimizer: optax.GradientTransformation | None = None, *, weights: Weights = "examples") -> Aggregator:
+    """The weighted mean of client differences as a pseudo-gradient: ``w + server_step(sum_i p_i (w_i - w))``.
+
+    ``p_i`` are the weights of the accepted uploads, divided by their sum. Leaves that are not trained (running
+    statistics) move by the plain mean. With no accepted upload neither the leaves nor the optimiser's state change.
+
+    Example:
+      >>> import optax
+      >>> server_momentum = mean(optax.sgd(1.0, momentum=0.9))
+
+    Args:
+      optimizer: sees ``-sum p_i (w_i - w)`` as the gradient; ``optax.sgd(1.0)`` (plain averaging) by default.
+      weights: ``"examples"`` (a client counts by its training examples) or ``"uniform"``.
+
+    Source: McMahan et al., AISTATS 2017; Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
+    """
+    optimizer = optax.sgd(1.0) if optimizer is None else optimizer
+
+    def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
+        return Server(shared, optimizer.init({name: x for name, x in shared.items() if name in trainable}), ())
+
+    def lift(weight: Array, download: Leaves, upload: Leaves) -> Any:
+        return weighted_difference(weight, download, upload), weight
+
+    def finish(server: Server, total: Any, trainable: frozenset[str]) -> Server:
+        summed, mass = total
+        share = jax.tree.map(lambda x: x / jnp.where(mass > 0, mass, 1).astype(x.dtype), summed)
+        moved = apply_mean(server, share, optimizer, trainable)
+        return jax.tree.map(lambda new, old: jnp.where(mass > 0, new, old), moved, server)
+
+    return Aggregator(init, copy_to_all, client_weight(weights), lift, finish)

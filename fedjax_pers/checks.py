@@ -1,0 +1,49 @@
+"""Checks of settings: what was found, what is allowed, the nearest match. Traced values pass, they have no value yet."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def require(condition: bool, message: str) -> None:
+    """ValueError with that message unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def _concrete(value: Any) -> bool:
+    return not isinstance(value, jax.core.Tracer)
+
+
+def positive_int(name: str, value: Any) -> None:
+    """ValueError unless ``value`` is a whole number of at least 1."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    require(whole and value >= 1, f"{name}: found {value!r}; allowed is a whole number of at least 1")
+
+
+def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:
+    """ValueError unless ``value`` is a finite number in ``low .. high``; traced scalars pass."""
+    if not _concrete(value):
+        return
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: found {value!r}; allowed is a number") from None
+    bounds = f"{low:g} .. {high:g}" if high < math.inf else f"at least {low:g}" if low > -math.inf else "any finite number"
+    require(math.isfinite(found) and low <= found <= high, f"{name}: found {found:g}; allowed is {bounds}")
+
+
+def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """ValueError unless ``value`` is one of the words; names the nearest."""
+    allowed = sorted(allowed)
+    if value in allowed:
+        return
+    near = difflib.get_close_matches(str(value), allowed, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{name}: found {value!r}; allowed are {', '.join(allowed)}.{hint}")

@@ -1,0 +1,253 @@
+"""Parts to an algorithm: which leaves, how a client trains, how the server aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pers.aggregators import Aggregator, Server, mean
+from fedjax_pers.aggregators.base import guarded_lift
+from fedjax_pers.base import Array, Cohort, Context, Leaves, Metrics, Parts, Report, State, Task
+from fedjax_pers.executors import Executor
+from fedjax_pers.executors.default import default_executor
+from fedjax_pers.executors.lanes import map_reduce, padding, prepared
+from fedjax_pers.keys import as_key, client_key, fold_name
+from fedjax_pers.layouts import Layout, LayoutMaker, by_role
+from fedjax_pers.local import ClientUpdate, train
+from fedjax_pers.paths import everything
+from fedjax_pers.trees import all_finite, gather_rows, scatter_rows, stack_rows, where
+
+
+class Recipe(NamedTuple):
+    """How an algorithm was made, so that it can be made again with float settings as traced values."""
+
+    factory: Callable[..., Any]
+    task: Task
+    static: tuple[tuple[str, Any], ...]
+    floats: dict[str, float]
+
+    def build(self, floats: dict[str, Any]) -> Algorithm:
+        """The algorithm with other values of its float settings (traced ones are welcome)."""
+        return self.factory(self.task, **dict(self.static), **floats)
+
+
+class Algorithm(NamedTuple):
+    """A whole method. The first three functions are the contract; the rest is what tools need.
+
+    Attributes:
+      init: ``init(params, key, *, num_clients) -> State``; ``params`` are the task's variables.
+      step: ``step(state, cohort, key) -> (State, Metrics)``; ``key`` is the run's key, the same in every round.
+      personalize: ``personalize(state, cohort, key) -> variables [clients, ...]`` that ``task.metrics`` can read.
+      task: the task whose metrics judge the personalised variables.
+      common: ``common(state) -> variables`` of the global model, or ``None`` where the method has none.
+      exchange: ``exchange(state, cohort, key) -> (download, upload, row)`` of the cohort's first client: the trees that
+        cross, by which traffic is counted and the firewall is checked.
+      layout: who owns which leaf.
+      participation: ``"any"``, or ``"everyone"`` where a round needs all clients.
+      recipe: set by the registry.
+    """
+
+    init: Callable[..., State]
+    step: Callable[[State, Cohort, Array], tuple[State, Metrics]]
+    personalize: Callable[[State, Cohort, Array], Any]
+    task: Task
+    common: Callable[[State], Any] | None = None
+    exchange: Callable[[State, Cohort, Array], tuple[Leaves, Leaves, Leaves]] | None = None
+    layout: Layout | None = None
+    participation: str = "any"
+    recipe: Recipe | None = None
+
+
+class Outcome(NamedTuple):
+    """What the loop over clients keeps of each (besides its summand)."""
+
+    row: Leaves
+    report: Report
+    weight: Array
+    rejected: Array
+    empty: Array
+
+
+def compose(
+    task: Task,
+    *,
+    layout: LayoutMaker | None = None,
+    client: ClientUpdate | None = None,
+    aggregator: Aggregator | None = None,
+    adapt: ClientUpdate | None = None,
+    newcomer: ClientUpdate | None = None,
+    executor: Executor | None = None,
+    participation: str = "any",
+) -> Algorithm:
+    """An algorithm from its parts. With the defaults of all of them it is FedAvg.
+
+    Example:
+      >>> import fedjax_pers as fp
+      >>> task = fp.tasks.from_model(fp.data.load("vowel_speakers"), "mlp")
+      >>> fedper = fp.compose(task, layout=fp.by_role(personal=fp.head(1)), client=fp.train(0.1, epochs=1))
+
+    Args:
+      task: the model and what it is trained for.
+      layout: which leaves are shared, personal, frozen (all shared).
+      client: how a client trains (one epoch of SGD on everything it may train).
+      aggregator: how uploads change the server (mean weighted by examples).
+      adapt: how every client fine-tunes the model that predicts, on its training data (not at all). All its leaves are
+        ``"personal"`` there; the result is never written back.
+      newcomer: what a client does first if it was never seen in training (nothing).
+      executor: how clients are mapped onto the machine (chosen by device and model size).
+      participation: ``"everyone"`` where a round is wrong unless all clients take part.
+    """
+    bound, alone = (layout or by_role())(task), by_role(personal=everything)(task)
+    update, aggregator = client or train(), aggregator or mean()
+
+    def init(params: Any, key: Array | int, *, num_clients: int) -> State:
+        parts = jax.tree.map(jnp.array, bound.init(params))
+        server = aggregator.init(parts.shared, bound.trainable & frozenset(parts.shared), num_clients)
+        return State(
+            shared=server.shared,
+            rows=stack_rows(parts.personal, num_clients),
+            fresh=parts.personal,
+            frozen=parts.frozen,
+            opt=server.opt,
+            aux=server.aux,
+            seen=jnp.zeros(num_clients, jnp.int32),
+            round=jnp.zeros((), jnp.int32),
+        )
+
+    def step(state: State, cohort: Cohort, key: Array | int) -> tuple[State, Metrics]:
+        key, server = as_key(key), _server(state)
+        cohort = _ordered(cohort)
+        chosen = executor or default_executor((state.shared, state.fresh))
+        items = _items(state, cohort, key, "train", padding(chosen, cohort.ids.shape[0]))
+
+        def one(item: _Item) -> tuple[Any, Outcome]:
+            download, parts, report = _visit(bound, update, aggregator, state, cohort.data, item)
+            accepted = item.valid & all_finite(parts.shared) & all_finite(parts.personal)
+            counts = accepted & (report.steps > 0)
+            weight = jnp.where(counts, aggregator.weigh(item.context(cohort.data, state, parts), report), 0.0)
+            summand = guarded_lift(aggregator, weight, counts, download, parts.shared)
+            row = where(counts, parts.personal, item.row)
+            return summand, Outcome(row, report, weight, item.valid & ~accepted, item.valid & (report.steps == 0))
+
+        total, out = map_reduce(chosen, one, items)
+        out = jax.tree.map(lambda x: x[: cohort.ids.shape[0]], out)
+        trainable = bound.trainable & frozenset(state.shared)
+        after = aggregator.finish(server, total, trainable)
+        took_part = cohort.valid & ~out.rejected & ~out.empty
+        new = state._replace(
+            shared=after.shared,
+            opt=after.opt,
+            aux=after.aux,
+            rows=scatter_rows(state.rows, cohort.ids, out.row),
+            seen=state.seen.at[cohort.ids].add(took_part.astype(jnp.int32), mode="drop"),
+            round=state.round + 1,
+        )
+        return new, _metrics(cohort, out, state.shared, after.shared)
+
+    def personalize(state: State, cohort: Cohort, key: Array | int) -> Any:
+        items = _items(state, cohort, as_key(key), "personalize", 0)
+
+        def one(item: _Item) -> Any:
+            parts = Parts(aggregator.render(_server(state), item.id), item.row, state.frozen)
+            context = item.context(cohort.data, state, parts)
+            if newcomer is not None:
+                parts = _if_unseen(newcomer, bound, parts, context)
+            variables = bound.view("model").read(parts)
+            return variables if adapt is None else _fine_tuned(adapt, alone, variables, context)
+
+        return jax.vmap(prepared(executor or Executor(), one))(items)
+
+    def common(state: State) -> Any:
+        return bound.view(bound.common).read(Parts(state.shared, state.fresh, state.frozen))
+
+    def exchange(state: State, cohort: Cohort, key: Array | int) -> tuple[Leaves, Leaves, Leaves]:
+        items = _items(state, _ordered(cohort), as_key(key), "train", 0)
+        first = jax.tree.map(lambda x: x[0], items)
+        download, parts, _ = _visit(bound, update, aggregator, state, cohort.data, first)
+        return download, parts.shared, parts.personal
+
+    return Algorithm(
+        init, step, personalize, task, common if bound.common else None, exchange, bound, participation
+    )
+
+
+class _Item(NamedTuple):
+    """One client of a cohort, without the pool."""
+
+    id: Array
+    start: Array
+    size: Array
+    valid: Array
+    key: Array
+    common: Array
+    row: Leaves
+
+    def context(self, data: dict[str, Array], state: State, received: Parts) -> Context:
+        unseen = self.id >= state.seen.shape[0]
+        return Context(data, self.start, self.size, self.key, self.common, unseen, state.round, received)
+
+
+def _ordered(cohort: Cohort) -> Cohort:
+    # Ascending id, padding last: sums over clients do not depend on the order in which they were named.
+    order = jnp.argsort(cohort.ids)
+    return cohort._replace(**{name: getattr(cohort, name)[order] for name in ("ids", "tags", "start", "size", "valid")})
+
+
+def _items(state: State, cohort: Cohort, key: Array, purpose: str, extra: int) -> _Item:
+    def pad(x: Array, value: int) -> Array:
+        return jnp.concatenate([x, jnp.full((extra,), value, x.dtype)]) if extra else x
+
+    ids, valid = pad(cohort.ids, state.seen.shape[0]), pad(cohort.valid, False)
+    keys = jax.vmap(lambda tag: client_key(key, purpose, state.round, tag))(pad(cohort.tags, 0))
+    size = jnp.where(valid, pad(cohort.size, 0), 0)
+    common = jnp.broadcast_to(fold_name(key, "common"), ids.shape)
+    rows = gather_rows(state.rows, ids, state.fresh)
+    return _Item(ids, pad(cohort.start, 0), size, valid, keys, common, rows)
+
+
+def _server(state: State) -> Server:
+    return Server(state.shared, state.opt, state.aux)
+
+
+def _visit(
+    layout: Layout, update: ClientUpdate, aggregator: Aggregator, state: State, data: dict[str, Array], item: _Item
+) -> tuple[Leaves, Parts, Report]:
+    """A client's round: what it receives, its parts afterwards (``shared`` is the upload), and its report."""
+    download = aggregator.render(_server(state), item.id)
+    received = Parts(download, item.row, state.frozen)
+    parts, report = update(layout, received, item.context(data, state, received))
+    return download, parts, report
+
+
+def _if_unseen(newcomer: ClientUpdate, layout: Layout, parts: Parts, context: Context) -> Parts:
+    # Clients known from training have no examples to adapt on here, so their loops take no step.
+    adapted, _ = newcomer(layout, parts, context._replace(size=jnp.where(context.unseen, context.size, 0)))
+    return where(context.unseen, adapted, parts)
+
+
+def _fine_tuned(adapt: ClientUpdate, alone: Layout, variables: Any, context: Context) -> Any:
+    # Fine-tuning acts on the model that predicts, whoever owned its leaves: frozen ones (FedBABU's head) train too.
+    parts = alone.init(variables)
+    parts, _ = adapt(alone, parts, context._replace(received=parts))
+    return alone.view("model").read(parts)
+
+
+def _metrics(cohort: Cohort, out: Outcome, before: Leaves, after: Leaves) -> Metrics:
+    mass = out.weight.sum()
+    floats = [n for n, x in before.items() if jnp.issubdtype(x.dtype, jnp.floating)]
+    change = {name: after[name].astype(jnp.float32) - before[name].astype(jnp.float32) for name in floats}
+    return Metrics(
+        ids=cohort.ids,
+        loss=jnp.where(cohort.valid & ~out.rejected, out.report.loss, jnp.nan),
+        steps=jnp.where(cohort.valid, out.report.steps, 0),
+        examples=jnp.where(cohort.valid, cohort.size, 0),
+        weight=out.weight / jnp.where(mass > 0, mass, 1),
+        rejected=out.rejected,
+        empty=out.empty,
+        transmitted=cohort.valid & out.report.transmitted,
+        update_norm=optax.tree.norm(change) if change else jnp.zeros(()),
+    )

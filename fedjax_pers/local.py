@@ -1,0 +1,210 @@
+"""How a client trains: phases of optimiser steps, each with its own objective, trainable leaves and fresh optimiser state.
+
+A client update is ``update(layout, parts, context) -> (parts, Report)``. What comes back in ``parts.shared`` is uploaded,
+what comes back in ``parts.personal`` becomes the client's row: a client update cannot send anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report
+from fedjax_pers.batches import batch_shapes, loop
+from fedjax_pers.checks import positive_int, require
+from fedjax_pers.layouts import Layout, leaves_of, replace, trainable_leaves
+from fedjax_pers.objectives import Objective, task_loss
+from fedjax_pers.paths import Selector, SelectorLike, as_selector, everything, nothing
+
+ClientUpdate = Callable[[Layout, Parts, Context], tuple[Parts, Report]]
+OptimizerOf = Callable[[Any], optax.GradientTransformation]
+"""From a learning rate to an optimiser, for example ``optax.sgd`` or ``partial(optax.sgd, momentum=0.5)``."""
+
+
+class Losses(NamedTuple):
+    """A running mean of losses over examples."""
+
+    total: Array
+    weight: Array
+
+    def plus(self, loss: Array, batch: Batch) -> Losses:
+        """Adds a batch's mean loss, counted by its examples."""
+        weight = batch["weight"].sum()
+        return Losses(self.total + loss.astype(jnp.float32) * weight, self.weight + weight)
+
+    def mean(self) -> Array:
+        """The mean so far; NaN before the first batch."""
+        return jnp.where(self.weight > 0, self.total / jnp.maximum(self.weight, 1), jnp.nan)
+
+
+def no_losses() -> Losses:
+    """The start of a running mean."""
+    return Losses(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+
+
+def report_of(losses: Losses, steps: Array, layout: Layout, parts: Parts) -> Report:
+    """The report of a client that communicates if and only if it has shared leaves."""
+    return Report(losses.mean(), jnp.asarray(steps, jnp.int32), jnp.array(bool(parts.shared)))
+
+
+def train(
+    lr: Any = 0.1,
+    *,
+    batch_size: int = 10,
+    epochs: int | Array | None = None,
+    steps: int | Array | None = None,
+    optimizer: OptimizerOf | Mapping[str, OptimizerOf] = optax.sgd,
+    objective: Objective | None = None,
+    roles: str = "all",
+    leaves: SelectorLike = everything,
+    stream: str = "batches",
+    drop_last: bool = False,
+) -> ClientUpdate:
+    """A phase of local training: by default one epoch of SGD on the task's loss over all shared and personal leaves.
+
+    The mask is applied *before* the gradient: leaves that do not train are constants of the step, they have neither a
+    gradient nor optimiser state, so momentum and weight decay cannot move them.
+
+    Example:
+      >>> import optax
+      >>> head_then_body = phases(train(0.1, epochs=5, roles="personal"), train(0.1, epochs=1, roles="shared"))
+
+    Args:
+      lr: step size; a float or a traced scalar. A mapping by role gives each role its own.
+      batch_size: examples a step. The last batch of an epoch may be shorter.
+      epochs: passes over the client's examples (1 where neither is given), or
+      steps: number of steps, whatever the client's size.
+      optimizer: from a step size to an optax optimiser; its state is fresh in every phase.
+      objective: what is minimised; :func:`~fedjax_pers.objectives.task_loss` by default.
+      roles: ``"shared"``, ``"personal"`` or ``"all"``.
+      leaves: only those of these names (patterns over names in the parts).
+      stream: name of the random stream that orders the examples.
+      drop_last: leave out short batches; a client smaller than a batch is then skipped.
+    """
+    positive_int("batch_size", batch_size)
+    require(epochs is None or steps is None, "epochs, steps: both were given; a phase has one or the other")
+    epochs = 1 if epochs is None and steps is None else epochs
+    objective, chosen = objective or task_loss(), as_selector(leaves)
+    optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else optimizer
+
+    def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+        training = _chosen(layout, parts, roles, chosen)
+        if not training:
+            return parts, report_of(no_losses(), jnp.int32(0), layout, parts)
+        rates = lr if isinstance(lr, Mapping) else {"shared": lr, "personal": lr}
+        if isinstance(optimizers, dict) or isinstance(lr, Mapping):
+            of_role = optimizers if isinstance(optimizers, dict) else dict.fromkeys(rates, optimizers)
+            labels = {name: "shared" if name in parts.shared else "personal" for name in training}
+            tx = optax.partition({role: of_role[role](rates[role]) for role in rates}, labels)
+        else:
+            tx = optimizers(lr)
+        return descend(
+            layout, parts, context, training, tx, objective,
+            batch_size=batch_size, epochs=epochs, steps=steps, stream=stream, drop_last=drop_last,
+        )  # fmt: skip
+
+    return update
+
+
+def _chosen(layout: Layout, parts: Parts, roles: str, chosen: Selector) -> Leaves:
+    candidates = trainable_leaves(layout, parts, roles)
+    if chosen == everything or not candidates:
+        return candidates
+    names = chosen.select(candidates, layout.model)
+    return {name: x for name, x in candidates.items() if name in names}
+
+
+def one_step(
+    layout: Layout,
+    parts: Parts,
+    received: Parts,
+    names: Iterable[str],
+    tx: optax.GradientTransformation,
+    opt: Any,
+    objective: Objective,
+    batch: Batch,
+    key: Array,
+) -> tuple[Leaves, Any, Array]:
+    """One optimiser step on the named leaves: their new values and those of tracked leaves, the state, and the loss."""
+    training = {name: leaves_of(parts)[name] for name in names}
+
+    def loss_of(training: Leaves) -> tuple[Array, Leaves]:
+        return objective(layout, replace(parts, training), received, batch, key)
+
+    (loss, tracked), grads = jax.value_and_grad(loss_of, has_aux=True)(training)
+    updates, opt = tx.update(grads, opt, training)
+    now = leaves_of(parts)
+    tracked = {name: jnp.asarray(x).astype(now[name].dtype) for name, x in tracked.items()}
+    return {**tracked, **optax.apply_updates(training, updates)}, opt, loss
+
+
+def descend(
+    layout: Layout,
+    parts: Parts,
+    context: Context,
+    training: Leaves,
+    tx: optax.GradientTransformation,
+    objective: Objective,
+    **schedule: Any,
+) -> tuple[Parts, Report]:
+    """Optimiser steps on the leaves in ``training``; ``schedule`` goes to :func:`fedjax_pers.batches.loop`."""
+
+    def step(carry: Any, batch: Batch, key: Array, number: Array) -> Any:
+        moving, opt, losses = carry
+        now = replace(parts, moving)
+        moving, opt, loss = one_step(layout, now, context.received, training, tx, opt, objective, batch, key)
+        return moving, opt, losses.plus(loss, batch)
+
+    # Only what changes is carried through the loop: constants of the phase stay out of it (and unbatched under vmap).
+    opt = tx.init(training)
+    batch = batch_shapes(context, schedule["batch_size"])
+    moving, _, _ = jax.eval_shape(
+        lambda batch: one_step(layout, parts, context.received, training, tx, opt, objective, batch, context.key), batch
+    )
+    start = {name: leaves_of(parts)[name] for name in moving}
+    (moving, _, losses), steps = loop(step, (start, opt, no_losses()), context, **schedule)
+    return replace(parts, moving), report_of(losses, steps, layout, parts)
+
+
+def phases(*updates: ClientUpdate) -> ClientUpdate:
+    """One phase after another; steps add up, the loss is that of the phases that took steps, weighted by steps."""
+
+    def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+        reports = []
+        for each in updates:
+            parts, report = each(layout, parts, context)
+            reports.append(report)
+        steps = sum(r.steps for r in reports)
+        total = sum(jnp.where(r.steps > 0, r.loss, 0) * r.steps for r in reports)
+        loss = jnp.where(steps > 0, total / jnp.maximum(steps, 1), jnp.nan)
+        return parts, Report(loss, steps, reports[-1].transmitted)
+
+    require(len(updates) > 0, "phases: none were given; a client update needs at least one")
+    return update
+
+
+def copy_shared(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+    """The client's own model starts as a copy of the shared one (what an unseen client does in two-model methods)."""
+    own, shared = layout.view("own").keys, layout.view("shared").keys
+    copies = {own[path]: parts.shared[shared[path]] for path in own if own[path] in parts.personal and shared[path] in parts.shared}
+    return replace(parts, copies), report_of(no_losses(), jnp.int32(0), layout, parts)
+
+
+def reestimate(*, batch_size: int = 32, passes: int = 10) -> ClientUpdate:
+    """Recomputes running statistics by forward passes in training mode; no leaf is trained.
+
+    What a client without statistics of its own does in FedBN and SiloBN. The passes update the model's own moving
+    averages, so ``passes`` must outlast their momentum.
+    """
+    positive_int("batch_size", batch_size)
+
+    def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+        if layout.task.statistics == nothing:
+            return parts, report_of(no_losses(), jnp.int32(0), layout, parts)
+        return descend(layout, parts, context, {}, optax.identity(), task_loss(), batch_size=batch_size, epochs=passes)
+
+    return update

@@ -1,0 +1,62 @@
+"""What a model wants of an example and of its settings, checked before the model exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedjax_pers.checks import positive_int, require
+
+Example = Iterable[tuple[str, tuple[int, ...], str]]
+"""Field, shape and dtype of one example, ``(("x", (10,), "float32"), ("y", (), "int32"))``."""
+
+
+def _field(model: str, example: Example, name: str) -> tuple[tuple[int, ...], str]:
+    found = {field: (tuple(shape), dtype) for field, shape, dtype in example}
+    require(name in found, f"{model}: found the fields {sorted(found)}; expected {name!r} among them")
+    return found[name]
+
+
+def _floating(model: str, example: Example) -> tuple[int, ...]:
+    shape, dtype = _field(model, example, "x")
+    require(
+        jnp.issubdtype(dtype, jnp.floating),
+        f"{model}: found x of dtype {dtype}; expected floating numbers of about unit size (scale the features first)",
+    )
+    return shape
+
+
+def features(model: str, example: Example) -> None:
+    """ValueError unless ``x`` is an array of floating numbers of any shape."""
+    shape = _floating(model, example)
+    require(0 not in shape, f"{model}: found x of shape {shape}; expected at least one feature")
+
+
+def images(model: str, example: Example, smallest: int) -> None:
+    """ValueError unless ``x`` is ``(height, width, channels)``, floating, with sides of at least ``smallest``."""
+    shape = _floating(model, example)
+    require(
+        len(shape) == 3 and min(shape[:2]) >= smallest and shape[2] >= 1,
+        f"{model}: found x of shape {shape}; expected (height, width, channels) with sides of at least {smallest}",
+    )
+
+
+def tokens(model: str, example: Example) -> None:
+    """ValueError unless ``x`` and ``y`` are whole numbers of shape ``(time,)``."""
+    for name in ("x", "y"):
+        shape, dtype = _field(model, example, name)
+        require(
+            len(shape) == 1 and jnp.issubdtype(dtype, jnp.integer),
+            f"{model}: found {name} of shape {shape} and dtype {dtype}; expected whole numbers of shape (time,)",
+        )
+
+
+def widths(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    """The values as a tuple; ValueError unless they are whole numbers of at least 1, and at least one."""
+    found = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else ()
+    require(bool(found), f"{name}: found {values!r}; allowed is a list of whole numbers, such as (64, 64)")
+    for value in found:
+        positive_int(name, value)
+    return found

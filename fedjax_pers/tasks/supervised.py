@@ -1,0 +1,165 @@
+"""From a model and a criterion to a task, for every adapter alike: weighted mean, padding, running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pers.base import Array, Batch, Leaves, Task
+from fedjax_pers.checks import require
+from fedjax_pers.paths import Selector, as_selector, flatten, nothing
+from fedjax_pers.tasks.criteria import Criterion, as_criterion
+from fedjax_pers.tasks.examples import ROWS, as_example, explained, shapes
+
+
+def weighted_mean(values: Array, weight: Array) -> Array:
+    """``sum(weight * values) / sum(weight)``, and 0 with a gradient of 0 where no weight is positive.
+
+    Example:
+      >>> weighted_mean(jnp.array([1.0, 2.0, 9.0]), jnp.array([1.0, 1.0, 0.0])).item()
+      1.5
+      >>> weighted_mean(jnp.array([jnp.nan]), jnp.array([0.0])).item()
+      0.0
+
+    Args:
+      values: ``[batch]``; not looked at where the weight is 0.
+      weight: ``[batch]``, not negative.
+    """
+    weight = weight.astype(values.dtype)
+    total = weight.sum()
+    counted = jnp.where(weight > 0, values, 0)
+    return (weight * counted).sum() / jnp.where(total > 0, total, 1)
+
+
+def outside_params(variables: Mapping[str, Any]) -> Selector:
+    """The leaves of every collection but ``params``: what adapters track.
+
+    Example:
+      >>> outside_params({"params": {"scale": 1.0}, "batch_stats": {"mean": 0.0}, "state": {}})
+      Selector(batch_stats/**)
+    """
+    names = [name for name, leaves in variables.items() if name != "params" and flatten(leaves)]
+    return as_selector([f"{name}/**" for name in names])
+
+
+def supervised(
+    init: Callable[[Array], Any],
+    apply: Callable[[Any, Batch, Array | None], tuple[Any, Any]],
+    criterion: str | Criterion = "cross_entropy",
+    *,
+    example: Any,
+    statistics: Selector = nothing,
+    kinds: tuple[tuple[str, str], ...] = (),
+    num_classes: int | None = None,
+) -> Task:
+    """A task from a model given as two pure functions: what all adapters build on, and the way in for plain JAX.
+
+    ``loss = sum_i weight_i criterion_i / sum_i weight_i``; a batch in which nothing has weight has loss 0, gradient 0,
+    and leaves running statistics as they are. A batch without ``"weight"`` counts every row once.
+
+    Example:
+      >>> def init(key):
+      ...     return {"w": jnp.zeros((3, 2))}
+      >>> def apply(variables, batch, key):
+      ...     return batch["x"] @ variables["w"], {}
+      >>> task = supervised(init, apply, example=(("x", (3,), "float32"), ("y", (), "int32")))
+      >>> loss, _ = task.loss(init(None), {"x": jnp.ones((4, 3)), "y": jnp.array([0, 1, 1, 0])}, jax.random.key(0))
+      >>> round(loss.item(), 3), task.num_classes
+      (0.693, 2)
+
+    Args:
+      init: ``init(key) -> variables``, any pytree of arrays.
+      apply: ``apply(variables, batch, key) -> (outputs, tracked)``: in training mode where there is a key, else in
+        evaluation mode. The batch has a weight. ``tracked`` is ``{}`` or the new value of leaves that change without a
+        gradient, a dict of the same nesting as the variables, or flat by path.
+      criterion: ``"cross_entropy"``, ``"squared_error"``, ``"binary_cross_entropy"``, or a :class:`Criterion`.
+      example: field, shape and dtype of one example (``Federation.example``).
+      statistics: exactly the leaves of ``tracked``.
+      kinds: types of layers, see :class:`fedjax_pers.base.Task`.
+      num_classes: labels lie below; by default the width of the outputs where the criterion has classes.
+
+    Raises:
+      ValueError: the model fails on such examples, its outputs do not suit the criterion or ``num_classes``, or what it
+        tracks are not the leaves that ``statistics`` selects.
+    """
+    criterion, example = as_criterion(criterion), as_example(example)
+
+    def forward(variables: Any, batch: Batch, key: Array | None) -> tuple[Any, Leaves]:
+        outputs, tracked = apply(variables, batch, key)
+        return outputs, _kept_if_empty(variables, tracked, batch["weight"])
+
+    def apply_weighted(variables: Any, batch: Batch, key: Array | None = None) -> tuple[Any, Leaves]:
+        return forward(variables, _weighted(batch), key)
+
+    def loss(variables: Any, batch: Batch, key: Array | None) -> tuple[Array, Leaves]:
+        batch = _weighted(batch)
+        outputs, tracked = forward(variables, batch, key)
+        return weighted_mean(criterion.loss(outputs, batch), batch["weight"]), tracked
+
+    def metrics(variables: Any, batch: Batch) -> dict[str, Array]:
+        batch = _weighted(batch)
+        outputs, _ = forward(variables, batch, None)
+        return dict(criterion.metrics(outputs, batch))
+
+    task = Task(init, loss, metrics, apply_weighted, criterion.loss, statistics, example, kinds, num_classes)
+    return task._replace(num_classes=_checked(task, criterion))
+
+
+def _weighted(batch: Batch) -> Batch:
+    if "weight" in batch:
+        return batch
+    rows = len(next(iter(batch.values())))
+    return {**batch, "weight": jnp.ones(rows, jnp.float32)}
+
+
+def _kept_if_empty(variables: Any, tracked: Any, weight: Array) -> Leaves:
+    """The tracked leaves by path, in their own dtype; unchanged by a batch in which nothing has weight."""
+    found = flatten(tracked)
+    if not found:
+        return {}
+    before = flatten(variables)
+    strangers = sorted(set(found) - set(before))
+    require(not strangers, f"tracked: found {strangers}, which are no leaves of the variables")
+    some = (weight > 0).any()
+    return {path: jnp.where(some, x.astype(before[path].dtype), before[path]) for path, x in found.items()}
+
+
+def _checked(task: Task, criterion: Criterion) -> int | None:
+    """Traces the task on its example; returns the number of classes."""
+    batch, key = shapes(task.example), jax.random.key(0)
+    with explained("initialising the model", task.example):
+        variables = jax.eval_shape(task.init, key)
+    with explained("the model in training", task.example):
+        _, tracked = jax.eval_shape(task.apply, variables, batch, key)
+    with explained("the model in evaluation", task.example):
+        outputs, _ = jax.eval_shape(lambda v, b: task.apply(v, b, None), variables, batch)
+    with explained("the criterion", task.example):
+        losses = jax.eval_shape(criterion.loss, outputs, batch)
+    require(losses.shape == (ROWS,), f"criterion: found losses of shape {losses.shape}; expected [batch], ({ROWS},)")
+    _check_statistics(task.statistics, flatten(variables), tracked)
+
+    classes = criterion.classes(outputs)
+    if task.num_classes is not None and classes is None:
+        raise ValueError(f"num_classes: found {task.num_classes}, but for this criterion y is no class; leave it out")
+    if task.num_classes not in (None, classes):
+        raise ValueError(
+            f"num_classes: found {task.num_classes}, but the model tells {classes} classes apart "
+            f"(its outputs are {outputs.shape} for {ROWS} examples)"
+        )
+    return classes
+
+
+def _check_statistics(statistics: Selector, leaves: Leaves, tracked: Leaves) -> None:
+    selected = statistics.select(leaves)
+    if selected != set(tracked):
+        raise ValueError(
+            f"statistics: selects {sorted(selected)}, but training tracks {sorted(tracked)}; expected the same leaves"
+        )
+    for path, x in tracked.items():
+        require(
+            x.shape == leaves[path].shape,
+            f"tracked: found {path} of shape {x.shape}; expected {leaves[path].shape} as in the variables",
+        )

@@ -1,0 +1,62 @@
+"""Rows of clients and other trees of arrays: what ``optax.tree`` does not have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pers.base import Array
+
+
+def where(condition: Array, if_true: Any, if_false: Any) -> Any:
+    """Leaf by leaf ``if_true`` or ``if_false``; a selection, so NaN on the other side does no harm."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
+
+
+def all_finite(tree: Any) -> Array:
+    """Whether every floating leaf is finite.
+
+    Example:
+      >>> bool(all_finite({"a": jnp.ones(2), "b": jnp.array([1.0, jnp.nan])}))
+      False
+    """
+    finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.stack(finite).all() if finite else jnp.array(True)
+
+
+def stack_rows(row: Any, count: int) -> Any:
+    """``count`` copies of one row, ``[count, ...]``."""
+    return jax.tree.map(lambda x: jnp.tile(x[None], (count, *([1] * jnp.ndim(x)))), row)
+
+
+def gather_rows(rows: Any, ids: Array, fresh: Any) -> Any:
+    """The rows ``[clients, ...]`` of ``ids``; ids past the end get a copy of ``fresh``."""
+
+    def pick(stacked, new):
+        count = stacked.shape[0]
+        known = (ids < count).reshape(-1, *([1] * new.ndim))
+        if count == 0:
+            return jnp.broadcast_to(new, (*ids.shape, *new.shape))
+        return jnp.where(known, stacked[jnp.minimum(ids, count - 1)], new)
+
+    return jax.tree.map(pick, rows, fresh)
+
+
+def scatter_rows(rows: Any, ids: Array, new: Any) -> Any:
+    """Writes ``new [clients, ...]`` at ``ids``; ids past the end (padding) are dropped."""
+    return jax.tree.map(lambda stacked, row: stacked.at[ids].set(row, mode="drop"), rows, new)
+
+
+def num_bytes(tree: Any) -> int:
+    """Bytes of all leaves; works on shapes as well as on arrays.
+
+    Example:
+      >>> num_bytes({"kernel": jnp.zeros((10, 4)), "bias": jnp.zeros(4)})
+      176
+    """
+    return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
