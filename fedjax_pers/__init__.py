@@ -4,7 +4,7 @@ from fedjax_pers import aggregators, data, executors, keys, models, objectives, 
 from fedjax_pers.aggregators import aggregate, mean
 from fedjax_pers.algorithms import Method, method, methods, register
 from fedjax_pers.base import Cohort, Context, Metrics, Parts, Report, State, Task, cohort_of
-from fedjax_pers.compose import Algorithm, compose
+from fedjax_pers.compose import Algorithm, compose, with_executor
 from fedjax_pers.evaluation import evaluate
 from fedjax_pers.executors import chunked, looped, vectorised
 from fedjax_pers.layouts import by_role, describe, interpolate, twin

@@ -8,7 +8,7 @@ client.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from fedjax_pers.base import Array, Batch, Context
 from fedjax_pers.keys import fold_name
 
-_ROUNDS = 24
+_ROUNDS = 20
+_GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: an odd constant that spreads counters over the 32 bits
 
 
 def _mix(x: Array) -> Array:
@@ -26,32 +27,44 @@ def _mix(x: Array) -> Array:
     return x ^ (x >> 16)
 
 
-def shuffled(key: Array, position: Array, size: Array) -> Array:
+@jax.jit
+def _swap_or_not(x: Array, pivot: Array, salt: Array, size: Array) -> Array:
+    partner = jnp.where(x <= pivot, pivot - x, pivot + size - x)
+    swap = _mix(_mix(jnp.maximum(x, partner) ^ salt) + salt) & 1
+    return jnp.where(swap == 1, partner, x)
+
+
+def shuffled(words: Array, position: Array, size: Array) -> Array:
     """The element at each position of a pseudo-random permutation of ``0 .. size - 1``.
 
     The swap-or-not shuffle: in round r, ``x`` and its partner ``K_r - x (mod size)`` change places if a bit hashed from
     the larger of the two says so. It needs neither a sort nor an array of the client's size, so ``size`` may be traced
-    and differ between clients.
+    and differ between clients; and no random generator runs inside the training loop, only integer arithmetic.
 
     Example:
-      >>> sorted(shuffled(jax.random.key(0), jnp.arange(5), 5).tolist())
+      >>> words = jax.random.bits(jax.random.key(0), (2,))
+      >>> sorted(shuffled(words, jnp.arange(5), 5).tolist())
       [0, 1, 2, 3, 4]
 
     Args:
-      key: which permutation.
+      words: ``uint32 [2]``, which permutation.
       position: ``[...]`` integers in ``0 .. size - 1``.
       size: number of elements, at least 1 (0 is read as 1).
 
     Source: Hoang, Morris, Rogaway, "An Enciphering Scheme Based on a Card Shuffle", CRYPTO 2012.
     """
     size = jnp.maximum(jnp.asarray(size, jnp.uint32), 1)
-    pivots, salts = jax.random.bits(key, (2, _ROUNDS), jnp.uint32)
+    counter = jnp.arange(1, _ROUNDS + 1, dtype=jnp.uint32) * jnp.uint32(_GOLDEN)
+    pivots, salts = _mix(_mix(counter ^ words[0]) + words[1]) % size, _mix(_mix(counter + words[1]) ^ words[0])
     x = jnp.asarray(position, jnp.uint32)
-    for pivot, salt in zip(pivots % size, salts, strict=True):
-        partner = jnp.where(x <= pivot, pivot - x, pivot + size - x)
-        swap = _mix(_mix(jnp.maximum(x, partner) ^ salt) + salt) & 1
-        x = jnp.where(swap == 1, partner, x)
+    for number in range(_ROUNDS):
+        x = _swap_or_not(x, pivots[number], salts[number], size)
     return x.astype(jnp.int32)
+
+
+def _epoch_words(words: Array, epoch: Array) -> Array:
+    step = jnp.asarray(epoch, jnp.uint32) * jnp.uint32(_GOLDEN)
+    return jnp.stack([_mix(words[0] + step), _mix(words[1] ^ _mix(step + 1))])
 
 
 def steps_per_epoch(size: Array, batch_size: int, drop_last: bool) -> Array:
@@ -70,13 +83,28 @@ def batch_shapes(context: Context, batch_size: int) -> Batch:
     return {**shapes, "weight": jax.ShapeDtypeStruct((batch_size,), jnp.float32)}
 
 
-def draw(context: Context, step: Array, *, batch_size: int, stream: str, drop_last: bool = False) -> Batch:
-    """The batch of a step: every epoch is a new permutation of the client's examples, cut into batches."""
-    epoch, place = jnp.divmod(step, jnp.maximum(steps_per_epoch(context.size, batch_size, drop_last), 1))
-    position = place * batch_size + jnp.arange(batch_size)
-    key = jax.random.fold_in(fold_name(context.key, stream), epoch)
-    index = shuffled(key, position % jnp.maximum(context.size, 1), context.size)
-    return _rows(context, index, position < context.size)
+class Stream(NamedTuple):
+    """One of a client's random orders: every epoch is a new permutation of its examples, cut into batches."""
+
+    context: Context
+    words: Array
+    batch_size: int
+    drop_last: bool
+
+    def batch(self, step: Array) -> Batch:
+        """The batch of a step, ``batch_size`` rows."""
+        size = self.context.size
+        per_epoch = steps_per_epoch(size, self.batch_size, self.drop_last)
+        epoch, place = jnp.divmod(step, jnp.maximum(per_epoch, 1))
+        position = place * self.batch_size + jnp.arange(self.batch_size)
+        index = shuffled(_epoch_words(self.words, epoch), position % jnp.maximum(size, 1), size)
+        return _rows(self.context, index, position < size)
+
+
+def stream(context: Context, name: str, *, batch_size: int, drop_last: bool = False) -> Stream:
+    """The client's stream of that name in this round; streams of equal name are equal."""
+    words = jax.random.bits(fold_name(context.key, name), (2,), jnp.uint32)
+    return Stream(context, words, batch_size, drop_last)
 
 
 def loop(
@@ -87,7 +115,7 @@ def loop(
     batch_size: int,
     epochs: int | Array | None = None,
     steps: int | Array | None = None,
-    stream: str = "batches",
+    order: str = "batches",
     drop_last: bool = False,
 ) -> tuple[Any, Array]:
     """``carry = body(carry, batch, key, step)`` over a client's batches; returns the carry and the steps taken.
@@ -96,18 +124,18 @@ def loop(
       body: one step. ``batch`` has ``batch_size`` rows and ``"weight"``; ``key`` is for dropout and the like.
       epochs: passes over the client's examples, or
       steps: number of batches, whatever the client's size (an empty client takes none).
-      stream: name of the random stream that orders the examples; phases of equal stream see equal batches.
+      order: name of the stream that orders the examples; phases of equal order see equal batches.
       drop_last: leave out the last, short batch of an epoch. A client smaller than a batch then takes no step.
     """
     per_epoch = steps_per_epoch(context.size, batch_size, drop_last)
     wanted = per_epoch * epochs if steps is None else steps
     total = jnp.where(per_epoch > 0, wanted, 0).astype(jnp.int32)
     noise = fold_name(context.key, "noise")
+    batches = stream(context, order, batch_size=batch_size, drop_last=drop_last)
 
     def one(step_and_carry):
         step, carry = step_and_carry
-        batch = draw(context, step, batch_size=batch_size, stream=stream, drop_last=drop_last)
-        return step + 1, body(carry, batch, jax.random.fold_in(noise, step), step)
+        return step + 1, body(carry, batches.batch(step), jax.random.fold_in(noise, step), step)
 
     _, carry = jax.lax.while_loop(lambda s: s[0] < total, one, (jnp.int32(0), carry))
     return carry, total

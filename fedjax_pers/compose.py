@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from fedjax_pers.aggregators import Aggregator, Server, mean
 from fedjax_pers.aggregators.base import guarded_lift
 from fedjax_pers.base import Array, Cohort, Context, Leaves, Metrics, Parts, Report, State, Task
 from fedjax_pers.executors import Executor
-from fedjax_pers.executors.default import default_executor
+from fedjax_pers.executors.default import default_executor, overridden
 from fedjax_pers.executors.lanes import map_reduce, padding, prepared
 from fedjax_pers.keys import as_key, client_key, fold_name
 from fedjax_pers.layouts import Layout, LayoutMaker, by_role
@@ -29,10 +30,12 @@ class Recipe(NamedTuple):
     task: Task
     static: tuple[tuple[str, Any], ...]
     floats: dict[str, float]
+    executor: Executor | None = None
 
     def build(self, floats: dict[str, Any]) -> Algorithm:
         """The algorithm with other values of its float settings (traced ones are welcome)."""
-        return self.factory(self.task, **dict(self.static), **floats)
+        algorithm = self.factory(self.task, **dict(self.static), **floats)
+        return algorithm if self.executor is None else with_executor(algorithm, self.executor)
 
 
 class Algorithm(NamedTuple):
@@ -44,8 +47,9 @@ class Algorithm(NamedTuple):
       personalize: ``personalize(state, cohort, key) -> variables [clients, ...]`` that ``task.metrics`` can read.
       task: the task whose metrics judge the personalised variables.
       common: ``common(state) -> variables`` of the global model, or ``None`` where the method has none.
-      exchange: ``exchange(state, cohort, key) -> (download, upload, row)`` of the cohort's first client: the trees that
-        cross, by which traffic is counted and the firewall is checked.
+      exchange: ``exchange(state, cohort, key, tamper) -> (download, upload, row)`` of the cohort's first client: the trees
+        that cross, by which traffic is counted. ``tamper`` changes the personal leaves between training and upload, by
+        which the firewall is checked.
       layout: who owns which leaf.
       participation: ``"any"``, or ``"everyone"`` where a round needs all clients.
       recipe: set by the registry.
@@ -56,7 +60,7 @@ class Algorithm(NamedTuple):
     personalize: Callable[[State, Cohort, Array], Any]
     task: Task
     common: Callable[[State], Any] | None = None
-    exchange: Callable[[State, Cohort, Array], tuple[Leaves, Leaves, Leaves]] | None = None
+    exchange: Callable[..., tuple[Leaves, Leaves, Leaves]] | None = None
     layout: Layout | None = None
     participation: str = "any"
     recipe: Recipe | None = None
@@ -126,10 +130,11 @@ def compose(
 
         def one(item: _Item) -> tuple[Any, Outcome]:
             download, parts, report = _visit(bound, update, aggregator, state, cohort.data, item)
-            accepted = item.valid & all_finite(parts.shared) & all_finite(parts.personal)
+            upload = _upload(parts)
+            accepted = item.valid & all_finite(upload) & all_finite(parts.personal)
             counts = accepted & (report.steps > 0)
             weight = jnp.where(counts, aggregator.weigh(item.context(cohort.data, state, parts), report), 0.0)
-            summand = guarded_lift(aggregator, weight, counts, download, parts.shared)
+            summand = guarded_lift(aggregator, weight, counts, download, upload)
             row = where(counts, parts.personal, item.row)
             return summand, Outcome(row, report, weight, item.valid & ~accepted, item.valid & (report.steps == 0))
 
@@ -164,14 +169,40 @@ def compose(
     def common(state: State) -> Any:
         return bound.view(bound.common).read(Parts(state.shared, state.fresh, state.frozen))
 
-    def exchange(state: State, cohort: Cohort, key: Array | int) -> tuple[Leaves, Leaves, Leaves]:
+    def exchange(
+        state: State, cohort: Cohort, key: Array | int, tamper: Callable[[Leaves], Leaves] = lambda row: row
+    ) -> tuple[Leaves, Leaves, Leaves]:
         items = _items(state, _ordered(cohort), as_key(key), "train", 0)
         first = jax.tree.map(lambda x: x[0], items)
         download, parts, _ = _visit(bound, update, aggregator, state, cohort.data, first)
-        return download, parts.shared, parts.personal
+        parts = parts._replace(personal=tamper(parts.personal))
+        return download, _upload(parts), parts.personal
 
     return Algorithm(
         init, step, personalize, task, common if bound.common else None, exchange, bound, participation
+    )
+
+
+def with_executor(algorithm: Algorithm, executor: Executor) -> Algorithm:
+    """The same algorithm, mapped onto the machine in another way; where its parts named an executor, that one stays.
+
+    Example:
+      >>> import fedjax_pers as fp
+      >>> task = fp.tasks.from_model(fp.data.load("vowel_speakers"), "linear")
+      >>> one_by_one = fp.with_executor(fp.method("fedavg").make(task), fp.looped())
+    """
+
+    def under(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with overridden(executor):
+                return function(*args, **kwargs)
+
+        return call
+
+    recipe = algorithm.recipe and algorithm.recipe._replace(executor=executor)
+    return algorithm._replace(
+        step=under(algorithm.step), personalize=under(algorithm.personalize), recipe=recipe
     )
 
 
@@ -221,6 +252,11 @@ def _visit(
     received = Parts(download, item.row, state.frozen)
     parts, report = update(layout, received, item.context(data, state, received))
     return download, parts, report
+
+
+def _upload(parts: Parts) -> Leaves:
+    """What leaves the client: its shared leaves, whatever the client update did to the others."""
+    return parts.shared
 
 
 def _if_unseen(newcomer: ClientUpdate, layout: Layout, parts: Parts, context: Context) -> Parts:

@@ -61,7 +61,7 @@ def train(
     objective: Objective | None = None,
     roles: str = "all",
     leaves: SelectorLike = everything,
-    stream: str = "batches",
+    order: str = "batches",
     drop_last: bool = False,
 ) -> ClientUpdate:
     """A phase of local training: by default one epoch of SGD on the task's loss over all shared and personal leaves.
@@ -82,7 +82,7 @@ def train(
       objective: what is minimised; :func:`~fedjax_pers.objectives.task_loss` by default.
       roles: ``"shared"``, ``"personal"`` or ``"all"``.
       leaves: only those of these names (patterns over names in the parts).
-      stream: name of the random stream that orders the examples.
+      order: name of the stream that orders the examples; phases of equal order see equal batches.
       drop_last: leave out short batches; a client smaller than a batch is then skipped.
     """
     positive_int("batch_size", batch_size)
@@ -104,7 +104,7 @@ def train(
             tx = optimizers(lr)
         return descend(
             layout, parts, context, training, tx, objective,
-            batch_size=batch_size, epochs=epochs, steps=steps, stream=stream, drop_last=drop_last,
+            batch_size=batch_size, epochs=epochs, steps=steps, order=order, drop_last=drop_last,
         )  # fmt: skip
 
     return update

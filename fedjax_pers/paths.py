@@ -362,7 +362,7 @@ def _some(selector: _Glob | _Regex, matches: Iterable[str], leaves: Mapping[str,
 
 
 def _nodes_like(pattern: str, leaves: Iterable[str]) -> list[str]:
-    """Leaves and inner nodes like the pattern; one without a slash is compared with names: "haed" is like "body/head"."""
+    """Leaves and inner nodes like the pattern; without a slash it is compared with names: "haed" with "body/head"."""
     nodes: dict[str, str] = {}
     for path in leaves:
         segments = path.split("/")

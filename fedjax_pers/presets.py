@@ -106,7 +106,7 @@ def _name_words(layer: str) -> tuple[str, ...]:
 def _words(name: str) -> tuple[str, ...]:
     """``"FrozenBatchNorm_3"`` is ``("frozen", "batch", "norm")``: no counters, no single letters at the end."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-    words = [re.sub(r"\d+d?$", "", word) for word in snake.split("_")]
+    words = [re.sub(r"\d+[a-z]?$", "", word) for word in snake.split("_")]
     while len(words) > 1 and len(words[-1]) < 2:
         words.pop()
     return tuple(words)

@@ -31,8 +31,8 @@ def model_order(function: Callable[[Any, Any], Any], variables: Any, batch: Any)
 
     A leaf is used where it, or something made from it alone, first meets something made from the batch. So casting or
     normalising all weights up front, or multiplying two low-rank factors, does not change the order. Leaves that meet
-    the batch in one and the same operation are ordered by when they met another leaf, then as in the tree. Leaves that
-    do not reach the batch but reach the result come last; leaves without influence are left out.
+    the batch in one and the same operation are ordered by when they met another leaf, then as in the tree, ``params``
+    first. Leaves that do not meet the batch but reach the result come last; leaves without influence are left out.
 
     Example:
       >>> import jax.numpy as jnp
@@ -52,8 +52,12 @@ def model_order(function: Callable[[Any, Any], Any], variables: Any, batch: Any)
     results = _joined(_walk(jaxpr, values, uses))
     reached = uses.batch.keys() | uses.leaf.keys() | results.leaves
     never = uses.clock[0] + 1
-    ordered = sorted(reached, key=lambda i: (uses.batch.get(i, never), uses.leaf.get(i, never), i))
-    return tuple(names[i] for i in ordered)
+
+    def rank(i: int) -> tuple[int, int, bool, int]:
+        # Statistics of a weight itself (spectral normalisation) are used together with it and follow it.
+        return uses.batch.get(i, never), uses.leaf.get(i, never), not names[i].startswith("params/"), i
+
+    return tuple(names[i] for i in sorted(reached, key=rank))
 
 
 def _joined(values: Sequence[_Value]) -> _Value:

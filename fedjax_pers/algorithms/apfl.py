@@ -11,7 +11,7 @@ import optax
 from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Batch, Context, Parts, Report, Task
-from fedjax_pers.batches import draw, loop
+from fedjax_pers.batches import loop, stream
 from fedjax_pers.checks import number, positive_int
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Layout, Statistics, interpolate, leaves_of, replace, trainable_leaves
@@ -86,7 +86,7 @@ def _adapt_alpha(alpha_lr: Any, **schedule: Any) -> ClientUpdate:
     """One step on the mixing weight, on the first batch of the round."""
 
     def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
-        batch = draw(context, jnp.int32(0), stream="batches", **schedule)
+        batch = stream(context, "batches", **schedule).batch(jnp.int32(0))
 
         def loss(alpha: Array) -> Array:
             mixed = replace(parts, {"alpha": alpha})

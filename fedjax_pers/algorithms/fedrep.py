@@ -50,7 +50,7 @@ def fedrep(
     of equal size); defaults are those of small data sets, the paper's are 10 head epochs, momentum 0.5, batch 10.
     """
     schedule = {**local, "steps": None}
-    first = train(lr, **{**schedule, "epochs": head_epochs}, roles="personal", stream="head")
+    first = train(lr, **{**schedule, "epochs": head_epochs}, roles="personal", order="head")
     newcomer = train(lr, **{**schedule, "epochs": newcomer_epochs}, roles="personal")
     return compose(
         task,

@@ -88,7 +88,7 @@ def fedalt(
     leaves are kept between rounds (the paper's stateless mode is not offered).
     """
     schedule = {**local, "steps": None}
-    first = train(personal_lr, **{**schedule, "epochs": personal_epochs}, roles="personal", stream="head")
+    first = train(personal_lr, **{**schedule, "epochs": personal_epochs}, roles="personal", order="head")
     newcomer = train(personal_lr, **{**schedule, "epochs": newcomer_epochs}, roles="personal")
     return compose(
         task,

@@ -12,7 +12,7 @@ import optax
 from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report, Task
-from fedjax_pers.batches import batch_shapes, draw, loop
+from fedjax_pers.batches import batch_shapes, loop, stream
 from fedjax_pers.checks import number, positive_int
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Layout, Statistics, by_role, leaves_of, replace, trainable_leaves
@@ -172,6 +172,7 @@ def _meta_steps(meta: MetaGradient, tx: optax.GradientTransformation, alpha: Any
 
     def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
         view, training = layout.view("model"), trainable_leaves(layout, parts)
+        others = [stream(context, name, **batches) for name in ("inner", "hessian")]
 
         def loss_at(now: Parts, w: Leaves, batch: Batch, key: Array) -> tuple[Array, Leaves]:
             loss, tracked = layout.task.loss(view.read(replace(now, w)), batch, key)
@@ -179,7 +180,7 @@ def _meta_steps(meta: MetaGradient, tx: optax.GradientTransformation, alpha: Any
 
         def meta_step(now: Parts, opt: Any, outer: Batch, key: Array, number: Array) -> tuple[Leaves, Any, Array]:
             w = {name: leaves_of(now)[name] for name in training}
-            inner, hessian = (draw(context, number, stream=s, **batches) for s in ("inner", "hessian"))
+            inner, hessian = (each.batch(number) for each in others)
 
             def gradient(w: Leaves, batch: Batch) -> Leaves:
                 return jax.grad(lambda w: loss_at(now, w, batch, key)[0])(w)

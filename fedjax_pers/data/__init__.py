@@ -67,7 +67,7 @@ def load(
 
     Example:
       >>> load("digits", partitioner="dirichlet(0.5)", num_clients=5)
-      Federation('digits', 5 clients, train 1078, validation 270, test 449)
+      Federation('digits', 5 clients, train 1078, validation 269, test 450)
 
     Args:
       name: one of :func:`names`; a local set (``shapes_drawers``, ``heart_hospitals``, ``spoken_digits_speakers``,
@@ -103,7 +103,9 @@ def _loader(name: str) -> tuple[Callable[..., Federation], tuple[Any, ...]]:
     if path.suffix in (".sqlite", ".sqlite3", ".db"):
         return sqlite, (path,)
     if path.is_dir():
-        for pattern, loader in (("t*/*.json", leaf), ("t*/*.npz", npz), ("dataset_dict.json", huggingface)):
+        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+            return huggingface, (path,)
+        for pattern, loader in (("t*/*.json", leaf), ("t*/*.npz", npz)):
             if any(path.glob(pattern)):
                 return loader, (path,)
         raise ValueError(

@@ -41,10 +41,13 @@ def from_clients(
       clients: by client id, either the fields of the training rows, ``{"x": [rows, ...], "y": [rows, ...]}``, or such a
         dict for each split, ``{"train": ..., "validation": ..., "test": ...}``, any of which may be left out. Further
         fields are allowed. Pairs ``(id, data)`` do as well. A client may have no rows at all.
+      name: of the federation.
       num_classes: labels must be integers in ``0 .. num_classes - 1``. By default the number of ``class_names`` or, for
         one integer ``y`` a row, the largest label + 1; a ``y`` of another kind is not a class.
       class_names: one for each class.
       allow_missing: keep NaN in the features (an infinite value is refused all the same).
+      description: one line for people.
+      licence: of the data, with the credit that it asks for.
 
     Returns:
       The federation. 64-bit numbers become 32-bit ones unless JAX runs in 64-bit mode; class labels become int32.
@@ -102,7 +105,12 @@ def from_rows(
       rows: by split, arrays ``[rows, ...]`` by field.
       owners: by split, the client id of each row, ``[rows]``.
       clients: all client ids, where some may have no row.
-      name: as the other arguments, see :func:`from_clients`.
+      name: of the federation.
+      num_classes: this and the others as in :func:`from_clients`.
+      class_names: one for each class.
+      allow_missing: keep NaN in the features.
+      description: one line for people.
+      licence: of the data.
     """
     for split in rows:
         if split not in SPLITS:
@@ -251,14 +259,14 @@ def _federation(
             name: Split({**split.data, "y": split.data["y"].astype(np.int32)}, split.offsets)
             for name, split in splits.items()
         }
-    tags, notes = tags_of(ids)
+    tags, remarks = tags_of(ids)
     return Federation(
         client_ids=ids,
         tags=tags,
         **splits,
         class_names=class_names,
         num_classes=num_classes,
-        notes=notes + _lopsided(ids, splits),
+        remarks=remarks,
         **about,
     )
 
@@ -312,18 +320,3 @@ def _number_of_classes(
         expected = f"integers 0 .. {num_classes - 1}" + ("" if whole else f", not dtype {labels.dtype}")
         _refuse(ids, name, split, "y", bad, expected)
     return int(num_classes)
-
-
-def _lopsided(ids: tuple[ClientId, ...], splits: dict[str, Split]) -> tuple[str, ...]:
-    """One note for each way in which clients lack data that others have."""
-    trained, tested = splits["train"].sizes > 0, splits["test"].sizes > 0
-    cases = (
-        ("in train only, no test data", trained & ~tested & tested.any()),
-        ("in test only, no training data", tested & ~trained),
-        ("neither training nor test data", ~trained & ~tested),
-    )
-    return tuple(
-        f"{found.sum()} of {len(ids)} clients: {what}: {listed(ids[i] for i in np.flatnonzero(found))}"
-        for what, found in cases
-        if found.any()
-    )

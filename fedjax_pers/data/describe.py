@@ -16,6 +16,8 @@ from fedjax_pers.data.federation import SPLITS, Federation
 _NAMED_CLASSES = 3
 _NAMED_CLIENTS = 40
 """Up to so many clients have their names under the bars; beyond that they would overlap."""
+_SPACED_CLIENTS = 200
+"""Up to so many clients have a gap between their bars; beyond that it would be smaller than a dot."""
 
 
 def label_counts(federation: Federation, split: str = "train") -> np.ndarray:
@@ -85,17 +87,19 @@ def _sizes(federation: Federation) -> Table:
 
 
 def _clients(federation: Federation, max_clients: int) -> Table:
-    table = Table(title="rows of each client", title_justify="left", box=SIMPLE)
+    labelled = has_labels(federation)
+    title = "rows of each client" + (", and its commonest classes in train" if labelled else "")
+    table = Table(title=title, title_justify="left", box=SIMPLE)
     table.add_column("client", no_wrap=True)
     for heading in SPLITS:
         table.add_column(heading, justify="right", no_wrap=True)
     mixes = [""] * federation.num_clients
-    if has_labels(federation):
-        table.add_column("commonest classes in train")
+    if labelled:
+        table.add_column("commonest classes")
         mixes = [_commonest(federation, counts) for counts in label_counts(federation)]
     sizes = np.stack([federation.sizes(split) for split in SPLITS], axis=1)
     for client_id, rows, mix in list(zip(federation.client_ids, sizes, mixes, strict=True))[:max_clients]:
-        table.add_row(str(client_id), *(str(row) for row in rows), *([mix] if has_labels(federation) else []))
+        table.add_row(str(client_id), *(str(row) for row in rows), *([mix] if labelled else []))
     if federation.num_clients > max_clients:
         table.add_row(f"and {federation.num_clients - max_clients} more")
     return table
@@ -106,7 +110,7 @@ def _commonest(federation: Federation, counts: np.ndarray) -> str:
     names = federation.class_names or range(federation.num_classes)
     present = int((counts > 0).sum())
     order = np.argsort(-counts, kind="stable")[: min(present, _NAMED_CLASSES)]
-    named = ", ".join(f"{names[label]} {100 * counts[label] / counts.sum():.0f} %" for label in order)
+    named = ", ".join(f"{names[label]} {100 * counts[label] / counts.sum():.0f}%" for label in order)
     return f"{named}, {present - _NAMED_CLASSES} more" if present > _NAMED_CLASSES else named
 
 
@@ -120,7 +124,8 @@ def picture(federation: Federation, path: str | Path) -> None:
 
     mixes = ("train", "test") if has_labels(federation) else ()
     width = float(np.clip(4 + 0.22 * federation.num_clients, 8, 18))
-    figure = Figure(figsize=(width, 2.2 * (len(mixes) + 1) + 0.8), layout="constrained")
+    height = 2.2 * (len(mixes) + 1) + 0.8 + (0.09 * _longest(federation) if _upright(federation) else 0)
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(mixes) + 1, 1, sharex=True, squeeze=False)[:, 0]
     figure.suptitle(f"{federation.name}: {federation.num_clients} clients", x=0.01, ha="left")
@@ -137,30 +142,47 @@ def _draw_mix(panel, federation: Federation, split: str) -> None:
     counts = label_counts(federation, split)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     names = federation.class_names or range(federation.num_classes)
-    bottom = np.zeros(federation.num_clients)
-    for name, share, colour in zip(names, shares.T, _colours(federation.num_classes), strict=True):
-        panel.bar(np.arange(len(share)), share, bottom=bottom, width=0.9, color=colour, label=str(name))
-        bottom += share
+    tops = np.cumsum(shares, axis=1)
+    for name, share, top, colour in zip(names, shares.T, tops.T, _colours(federation.num_classes), strict=True):
+        _draw_bars(panel, top - share, top, colour, str(name))
     panel.set(ylabel=f"{split}\nshare of classes", ylim=(0, 1))
     _plain(panel)
 
 
 def _draw_sizes(panel, federation: Federation) -> None:
     bottom = np.zeros(federation.num_clients)
-    place = np.arange(federation.num_clients)
     for split, grey in zip(SPLITS, ("0.25", "0.55", "0.8"), strict=True):
-        sizes = federation.sizes(split)
-        if sizes.any():
-            panel.bar(place, sizes, bottom=bottom, width=0.9, color=grey, label=split)
-        bottom += sizes
-    panel.set(ylabel="rows", xlim=(-0.7, federation.num_clients - 0.3))
+        top = bottom + federation.sizes(split)
+        if (top > bottom).any():
+            _draw_bars(panel, bottom, top, grey, split)
+        bottom = top
+    panel.set(ylabel="rows", xlim=(-0.7, federation.num_clients - 0.3), ylim=(0, 1.05 * max(bottom.max(), 1)))
     panel.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(SPLITS), frameon=False, borderpad=0)
     if federation.num_clients <= _NAMED_CLIENTS:
-        upright = max(len(str(one)) for one in federation.client_ids) * federation.num_clients > 90
-        panel.set_xticks(place, [str(one) for one in federation.client_ids], rotation=90 if upright else 0)
+        names = [str(client_id) for client_id in federation.client_ids]
+        panel.set_xticks(np.arange(len(names)), names, rotation=90 if _upright(federation) else 0)
     else:
         panel.set_xlabel("client, by place in the canonical order")
     _plain(panel)
+
+
+def _draw_bars(panel, bottom: np.ndarray, top: np.ndarray, colour, label: str) -> None:
+    """One bar a client, all of them as a single artist: thousands of clients are drawn at once."""
+    from matplotlib.collections import PolyCollection
+
+    half = 0.45 if len(top) <= _SPACED_CLIENTS else 0.5
+    left, right = np.arange(len(top)) - half, np.arange(len(top)) + half
+    corners = np.stack([left, bottom, left, top, right, top, right, bottom], axis=1).reshape(-1, 4, 2)
+    panel.add_collection(PolyCollection(corners, facecolor=colour, linewidth=0, label=label), autolim=False)
+
+
+def _longest(federation: Federation) -> int:
+    return max(len(str(client_id)) for client_id in federation.client_ids)
+
+
+def _upright(federation: Federation) -> bool:
+    """Whether the names of the clients are turned, as they would overlap side by side."""
+    return federation.num_clients <= _NAMED_CLIENTS and _longest(federation) * federation.num_clients > 90
 
 
 def _colours(count: int) -> list:

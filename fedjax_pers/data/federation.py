@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_pers.base import Cohort
 from fedjax_pers.data.identity import ClientId, generator
-from fedjax_pers.data.messages import unknown
+from fedjax_pers.data.messages import listed, unknown
 
 SPLITS = ("train", "validation", "test")
 
@@ -97,7 +97,7 @@ class Federation:
       num_classes: labels lie in ``0 .. num_classes - 1``; None where ``y`` is not a class.
       description: one line for people.
       licence: of the data, with the credit that it asks for.
-      notes: what was noticed while the federation was built (clients in one split only, and the like).
+      remarks: what was noticed while the federation was built; see :attr:`notes`.
       first_id: id of the first client in a cohort: 0, or the number of training clients for unseen ones.
     """
 
@@ -112,7 +112,7 @@ class Federation:
     num_classes: int | None = None
     description: str = ""
     licence: str = ""
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     first_id: int = 0
     _pools: dict[str, dict[str, jax.Array]] = field(default_factory=dict, init=False)
 
@@ -145,6 +145,22 @@ class Federation:
     def example(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
         """Field, shape and dtype of one example, as ``Task.example`` wants them."""
         return tuple((name, values.shape[1:], values.dtype.name) for name, values in self.train.data.items())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What should be known about this federation: the remarks, and which clients lack data that others have."""
+        trained, tested = self.train.sizes > 0, self.test.sizes > 0
+        cases = (
+            ("in train only, no test data", trained & ~tested & tested.any()),
+            ("in test only, no training data", tested & ~trained),
+            ("neither training nor test data", ~trained & ~tested),
+        )
+        return self.remarks + tuple(
+            f"{found.sum()} of {self.num_clients} clients: {what}: "
+            + listed(self.client_ids[index] for index in np.flatnonzero(found))
+            for what, found in cases
+            if found.any()
+        )
 
     @cached_property
     def _index(self) -> dict[ClientId, int]:
@@ -265,7 +281,7 @@ class Federation:
                 f"unseen: found {len(moved)} of {self.num_clients} clients; at least one must move and one must stay"
             )
         staying = [index for index in range(self.num_clients) if index not in moved]
-        unseen = replace(self._of(sorted(moved)), name=f"{self.name}/unseen", notes=())
+        unseen = replace(self._of(sorted(moved)), name=f"{self.name}/unseen")
         return replace(self._of(staying), unseen=unseen)
 
     def _drawn(self, share: float, seed: int) -> set[int]:
@@ -278,8 +294,8 @@ class Federation:
     def with_validation(self, share: float, seed: int = 0) -> Federation:
         """Moves a share of each client's training rows to its validation split; unseen clients likewise.
 
-        Which rows is drawn from the client's tag, so another client changes nothing. The number is rounded, and a client
-        keeps at least one training row.
+        Which rows is drawn from the client's tag, so another client changes nothing. The number is rounded, and a
+        client keeps at least one training row.
 
         Example:
           >>> from fedjax_pers.data import load

@@ -55,8 +55,8 @@ def _digest(client_id: ClientId, attempt: int) -> int:
 def tags_of(ids: tuple[ClientId, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
     """The tag of each client, ``uint32 [clients]``, and a note for each collision that had to be resolved.
 
-    An integer in ``0 .. 2**32 - 1`` is its own tag; other ids have the first four bytes of a BLAKE2b digest, the same in
-    every process. Where two digests are equal, the later id in canonical order takes its next digest.
+    An integer in ``0 .. 2**32 - 1`` is its own tag; other ids have a four-byte BLAKE2b digest, the same in every
+    process. Where two digests are equal, the later id in canonical order takes its next digest.
     """
     own = {i for i in ids if isinstance(i, int) and 0 <= i < 2**32}
     holder: dict[int, ClientId] = {i: i for i in own}

@@ -168,8 +168,8 @@ def dirichlet(alpha: float = 0.1, min_size: int = 0, balanced: bool = False):
 
     Args:
       alpha: small, each class is with few clients; large, all clients are alike.
-      min_size: least number of training rows of a client. If one has fewer, the whole draw is made again, with the number
-        of the attempt in the seed, at most 1000 times.
+      min_size: least number of training rows of a client. If one has fewer, the whole draw is made again, with the
+        number of the attempt in the seed, at most 1000 times.
       balanced: a client with more than its equal part of the training rows gets nothing of the classes that follow (in
         the order of the labels).
 
@@ -224,7 +224,9 @@ def shards(classes_per_client: int = 2):
         for label, takers in zip(classes, taken.sum(axis=1), strict=True):
             rows = int((tables["train"]["y"] == label).sum())
             if rows < takers:
-                raise ValueError(f"class {label}: found {rows} training rows, expected one for each of {takers:.0f} clients")
+                raise ValueError(
+                    f"class {label}: found {rows} training rows, expected {takers:.0f}, one for each client"
+                )
         return _by_class(tables, classes, taken / taken.sum(axis=1, keepdims=True), seed)
 
     return deal
@@ -341,11 +343,11 @@ def shuffled_rows(table: Fields, seed: int, purpose: str) -> np.ndarray:
     up side by side; which of them comes first makes no difference.
     """
     rows = len(table["x"])
-    columns = [np.ascontiguousarray(table[name]).reshape(rows, math.prod(table[name].shape[1:])) for name in sorted(table)]
+    columns = [values.reshape(rows, math.prod(values.shape[1:])) for _, values in sorted(table.items())]
     key = generator(seed, purpose).bytes(16)
     seen: Counter[bytes] = Counter()
     digests = []
-    for parts in zip(*(column.view(np.uint8) for column in columns), strict=True):
+    for parts in zip(*(np.ascontiguousarray(column).view(np.uint8) for column in columns), strict=True):
         whole = hashlib.blake2b(digest_size=16, key=key)
         for part in parts:
             whole.update(part)

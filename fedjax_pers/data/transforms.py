@@ -74,8 +74,8 @@ def noise(federation: Federation, std: Sequence[float], seed: int = 0) -> Federa
 def standardise(federation: Federation) -> Federation:
     """Brings each feature to mean 0 and deviation 1 over the training rows of all clients, each row counting once.
 
-    One scale for everybody keeps the differences between clients. NaN is left out of the statistics and stays; a feature
-    that never varies becomes 0.
+    One scale for everybody keeps the differences between clients. NaN is left out of the statistics and stays; a
+    feature that never varies becomes 0.
     """
     _require_floats(federation)
     mean, deviation = _moments(federation.train.data["x"])
@@ -119,7 +119,7 @@ def _in_turn(name: str, values: Sequence[float], federation: Federation) -> np.n
     numbers = np.asarray(values, np.float64)
     clients = federation.num_clients + (0 if federation.unseen is None else federation.unseen.num_clients)
     if numbers.ndim != 1 or not 1 <= len(numbers) <= clients or not np.isfinite(numbers).all():
-        raise ValueError(f"{name}: found {numbers.tolist()}, expected 1 to {clients} finite numbers, at most one a client")
+        raise ValueError(f"{name}: found {numbers.tolist()}, expected 1 to {clients} finite numbers, at most one each")
     return numbers
 
 

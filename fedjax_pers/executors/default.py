@@ -1,7 +1,10 @@
-"""The executor that is used where none is asked for, from measurements kept in ``benchmarks/lanes.json``."""
+"""The executor that is used where none is asked for, from the measurements in ``benchmarks/lanes.json``."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -12,11 +15,24 @@ from fedjax_pers.trees import num_bytes
 # On a CPU, operations on small models are dominated by their overhead, so many lanes win; the weights of a few lanes of
 # a larger model still fit into the cache; beyond that every lane more is a loss.
 _CPU_LANES = ((64 * 1024, 32), (1024 * 1024, 4))
+_chosen: ContextVar[Executor | None] = ContextVar("executor", default=None)
 
 
 def default_executor(leaves: Any) -> Executor:
     """Lanes for a client's leaves on this kind of device: everything at once on an accelerator, few on a CPU."""
+    if (chosen := _chosen.get()) is not None:
+        return chosen
     if jax.default_backend() != "cpu":
         return Executor(None)
     size = num_bytes(leaves)
     return Executor(next((lanes for limit, lanes in _CPU_LANES if size <= limit), 1))
+
+
+@contextlib.contextmanager
+def overridden(executor: Executor) -> Iterator[None]:
+    """Algorithms that were composed without an executor are traced with this one inside the ``with`` block."""
+    token = _chosen.set(executor)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)

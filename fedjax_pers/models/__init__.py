@@ -15,7 +15,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from fedjax_pers.checks import one_of, positive_int
+from fedjax_pers.checks import one_of, positive_int, require
 from fedjax_pers.models.dense import Mlp, linear, mlp, mlp_norm
 from fedjax_pers.models.images import Cnn, ResNet8, cnn, cnn_norm, resnet8
 from fedjax_pers.models.layers import Lstm
@@ -67,6 +67,7 @@ def build(name: str, example: Example, num_classes: int, **chosen: Any) -> nn.Mo
     """
     allowed = settings(name)
     for setting in chosen:
+        require(bool(allowed), f"{name}: found the setting {setting!r}, but this model has none")
         one_of(f"setting of {name}", setting, allowed)
     positive_int("num_classes", num_classes)
     return _FACTORIES[name](example, num_classes, **chosen)

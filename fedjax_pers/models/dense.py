@@ -19,6 +19,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
+        """Scores before the softmax; ``mask [batch]`` is true for the rows that count in a batch's statistics."""
         x = x.reshape(x.shape[0], -1)
         for place, width in enumerate(self.hidden, start=1):
             # A bias before a normalisation is subtracted again.

@@ -20,6 +20,7 @@ class Cnn(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
+        """Scores before the softmax; ``mask [batch]`` is true for the rows that count in a batch's statistics."""
         bias = self.norm is None  # A bias before a normalisation is subtracted again.
         for place, width in enumerate(self.channels, start=1):
             x = nn.Conv(width, (5, 5), use_bias=bias, name=f"conv{place}")(x)
@@ -39,6 +40,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array | None) -> Array:
+        """``[batch, height, width, channels]`` to ``[batch, height / stride, width / stride, self.width]``."""
         stride = (self.stride, self.stride)
         y = nn.Conv(self.width, (3, 3), stride, use_bias=False, name="conv1")(x)
         y = nn.relu(normalised(y, self.norm, "norm1", train, mask))
@@ -59,6 +61,7 @@ class ResNet8(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
+        """Scores before the softmax; ``mask [batch]`` is true for the rows that count in a batch's statistics."""
         x = nn.Conv(self.channels[0], (3, 3), use_bias=False, name="stem")(x)
         x = nn.relu(normalised(x, self.norm, "norm_stem", train, mask))
         for place, width in enumerate(self.channels, start=1):

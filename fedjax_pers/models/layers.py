@@ -59,6 +59,7 @@ class Lstm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """The hidden state at every position, from a state of zeros."""
         inputs = nn.Dense(4 * self.features, bias_init=_forget_gate_open, name="input")(x)
         recurrent = self.param("recurrent", nn.initializers.orthogonal(), (self.features, 4 * self.features))
 

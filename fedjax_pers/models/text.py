@@ -20,6 +20,7 @@ class CharLstm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """Scores of the next character at every position, before the softmax."""
         x = nn.Embed(self.num_classes, self.embedding, name="embedding")(x)
         for place in range(1, self.layers + 1):
             x = Lstm(self.hidden, name=f"lstm{place}")(x)

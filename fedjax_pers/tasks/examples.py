@@ -15,8 +15,8 @@ from fedjax_pers.checks import one_of, require
 Example = tuple[tuple[str, tuple[int, ...], str], ...]
 """Field, shape and dtype of one example, ``(("x", (10,), "float32"), ("y", (), "int32"))``."""
 
-ROWS = 2
-"""Rows of the batch with which a model is tried out: one row alone hides a confusion of axes."""
+ROWS = 13
+"""Rows of the batch with which a model is tried out: hardly anybody's width, so that a confusion of axes comes out."""
 
 
 def as_example(example: Iterable[Any]) -> Example:

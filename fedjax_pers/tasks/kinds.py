@@ -38,9 +38,8 @@ def linen_kinds(module: Any, variables: Any, *inputs: Any, **options: Any) -> Ki
     found: dict[str, str] = {}
 
     def note(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
-        # Lifted modules (scan, remat) pass through an anonymous shell at the root; the module itself comes after it.
-        if not context.method_name.startswith("<"):
-            found.setdefault("/".join(context.module.path), type(context.module).__name__)
+        # A path is first called by its owner; shells of lifted modules (scan, remat) come later under the same path.
+        found.setdefault("/".join(context.module.path), type(context.module).__name__)
         return call(*args, **kwargs)
 
     def run(variables: Any, inputs: Any) -> Any:

@@ -29,8 +29,9 @@ def linen(
     The variables are ``{"params": ..., "batch_stats": ...}`` as ``module.init`` makes them; every collection but
     ``params`` is tracked. Where ``__call__`` has parameters of these names, they are set: ``train`` (``training``,
     ``is_training``), ``deterministic``, ``use_running_average``, and ``mask``, in training ``[batch]`` and true for
-    the rows that count. Hand ``mask`` on to ``nn.BatchNorm``; in a module that does not take it, the rows that pad a
-    short batch (copies of the client's own examples) enter the batch statistics like others, though never the loss.
+    the rows that count. Hand ``mask`` on to ``nn.BatchNorm`` in a shape that broadcasts against the features
+    (``mask[:, None]``). In a module that does not take it, the rows that pad a short batch (copies of the client's own
+    examples) enter the batch statistics like others, though never the loss.
 
     An equal module with equal settings gives the very same task, so that what was compiled for it is used again.
 

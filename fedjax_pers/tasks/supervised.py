@@ -87,6 +87,9 @@ def supervised(
     """
     criterion, example = as_criterion(criterion), as_example(example)
 
+    def start(key: Array) -> Any:
+        return jax.tree.map(_strong, init(key))
+
     def forward(variables: Any, batch: Batch, key: Array | None) -> tuple[Any, Leaves]:
         outputs, tracked = apply(variables, batch, key)
         return outputs, _kept_if_empty(variables, tracked, batch["weight"])
@@ -104,15 +107,20 @@ def supervised(
         outputs, _ = forward(variables, batch, None)
         return dict(criterion.metrics(outputs, batch))
 
-    task = Task(init, loss, metrics, apply_weighted, criterion.loss, statistics, example, kinds, num_classes)
+    task = Task(start, loss, metrics, apply_weighted, criterion.loss, statistics, example, kinds, num_classes)
     return task._replace(num_classes=_checked(task, criterion))
 
 
+def _strong(leaf: Any) -> Array:
+    """An array whose dtype is its own: a weak one would change, and compile anew, at the first step."""
+    leaf = jnp.asarray(leaf)
+    return leaf.astype(leaf.dtype)
+
+
 def _weighted(batch: Batch) -> Batch:
-    if "weight" in batch:
-        return batch
+    batch = jax.tree.map(jnp.asarray, dict(batch))
     rows = len(next(iter(batch.values())))
-    return {**batch, "weight": jnp.ones(rows, jnp.float32)}
+    return {"weight": jnp.ones(rows, jnp.float32), **batch}
 
 
 def _kept_if_empty(variables: Any, tracked: Any, weight: Array) -> Leaves:

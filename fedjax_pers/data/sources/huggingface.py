@@ -57,7 +57,8 @@ def huggingface(
     check_dealing("huggingface", client_key, partitioner)
     tables = _from_disk(Path(source)) if isinstance(source, str | Path) else source
     if not isinstance(tables, Mapping):
-        raise ValueError(f"source: found {type(source).__name__}, expected tables by split: {{'train': ..., 'test': ...}}")
+        found = type(source).__name__
+        raise ValueError(f"source: found {found}, expected tables by split: {{'train': ..., 'test': ...}}")
     rows = {}
     for split in (train, test):
         if split is not None:

@@ -71,15 +71,23 @@ def _users(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file}: found no readable JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: found {type(content).__name__}, expected a dict")
     for key in ("users", "num_samples", "user_data"):
         if key not in content:
             raise ValueError(f"{file}: found the keys {listed(content)}, expected {key!r} among them")
-    for user, count in zip(content["users"], content["num_samples"], strict=True):
+    users, counts = content["users"], content["num_samples"]
+    if len(users) != len(counts):
+        raise ValueError(f"{file}: found {len(users)} users and {len(counts)} numbers of samples")
+    for user, count in zip(users, counts, strict=True):
         if user not in content["user_data"]:
             raise ValueError(f"{file}: found user {user!r} in 'users', but not in 'user_data'")
         data = content["user_data"][user]
-        if len(data["y"]) != count:
-            raise ValueError(f"{file}, user {user!r}: found {len(data['y'])} rows, expected {count} as in 'num_samples'")
+        if not {"x", "y"} <= set(data):
+            raise ValueError(f"{file}, user {user!r}: found the keys {listed(data)}, expected 'x' and 'y'")
+        rows = len(data["y"])
+        if rows != count:
+            raise ValueError(f"{file}, user {user!r}: found {rows} rows, expected {count} as in 'num_samples'")
         yield str(user), {"x": data["x"], "y": data["y"]}
 
 

@@ -109,9 +109,9 @@ def heart_hospitals(
     Features are brought to mean 0 and deviation 1 over the training rows of all hospitals (:func:`standardise`).
 
     Args:
-      impute: what takes the place of a missing value. ``"mean"``: the mean over the hospital's own training rows or, where
-        it never measured the feature, the mean over all hospitals (0). ``"indicator"``: the same, and 13 further columns
-        that say what was missing. ``"keep"``: NaN stays.
+      impute: what takes the place of a missing value. ``"mean"``: the mean over the hospital's own training rows or,
+        where it never measured the feature, the mean over all hospitals (0). ``"indicator"``: the same, and 13 further
+        columns that say what was missing. ``"keep"``: NaN stays.
       directory: the folder of ``heart_hospitals.npz``; by default what FEDJAX_PERS_DATA says.
       validation: share of each hospital's training rows that becomes the validation split; 0 for none.
       seed: of the draw of the validation rows.
@@ -127,9 +127,10 @@ def heart_hospitals(
             allow_missing=True,
             description=f"heart disease at four hospitals: 13 features, 2 classes; missing values: {impute}",
             licence=(
-                f"{_CC_BY}; Andras Janosi, M.D. (Hungarian Institute of Cardiology, Budapest), William Steinbrunn, M.D. "
-                "(University Hospital, Zurich), Matthias Pfisterer, M.D. (University Hospital, Basel), Robert Detrano, "
-                "M.D., Ph.D. (V.A. Medical Center, Long Beach, and Cleveland Clinic Foundation), via the UCI repository"
+                f"{_CC_BY}; Andras Janosi, M.D. (Hungarian Institute of Cardiology, Budapest), William Steinbrunn, "
+                "M.D. (University Hospital, Zurich), Matthias Pfisterer, M.D. (University Hospital, Basel), Robert "
+                "Detrano, M.D., Ph.D. (V.A. Medical Center, Long Beach, and Cleveland Clinic Foundation), via the UCI "
+                "repository"
             ),
         )
     )

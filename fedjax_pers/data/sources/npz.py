@@ -15,7 +15,17 @@ from fedjax_pers.data.build import from_clients, from_rows
 from fedjax_pers.data.federation import Federation
 from fedjax_pers.data.messages import listed
 
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+    pickle.UnpicklingError,
+)
 
 
 def read_npz(path: str | Path) -> dict[str, np.ndarray]:
@@ -29,7 +39,7 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except _UNREADABLE as error:
         raise ValueError(f"{path}: found no readable npz file of plain arrays ({error})") from error
@@ -47,10 +57,10 @@ def npz(
 ) -> Federation:
     """A federation from an npz file, or from a folder in PFLlib's form.
 
-    A file holds the rows of all clients: ``x``, ``y``, ``client`` (index into ``client_ids``), ``client_ids``, ``split``
-    (0 train, 1 test; all train if absent) and, optionally, ``class_names``. A folder holds ``train/K.npz`` and
-    ``test/K.npz`` for each client ``K``, with ``x`` and ``y`` in a pickled dict called ``data``, of which only arrays
-    are unpickled. Images stored as bytes become floats in 0 .. 1.
+    A file holds the rows of all clients: ``x``, ``y``, ``client`` (index into ``client_ids``), ``client_ids``,
+    ``split`` (0 train, 1 test; all train if absent) and, optionally, ``class_names``. A folder holds ``train/K.npz``
+    and ``test/K.npz`` for each client ``K``, with ``x`` and ``y`` in a pickled dict called ``data``, of which only
+    arrays are unpickled. Images stored as bytes become floats in 0 .. 1.
 
     Args:
       path: the file or the folder.
@@ -85,7 +95,8 @@ def _file(path: Path, fields: tuple[str, ...], about: dict[str, Any]) -> Federat
             f"expected integers 0 .. {len(names) - 1}, indexes into 'client_ids'"
         )
     if not np.isin(split, (0, 1)).all():
-        raise ValueError(f"{path}, array 'split': found {listed(np.unique(split).tolist())}, expected 0 (train) and 1 (test)")
+        found = listed(np.unique(split).tolist())
+        raise ValueError(f"{path}, array 'split': found {found}, expected 0 (train) and 1 (test)")
     if "class_names" in content:
         about = {"class_names": content["class_names"].tolist(), **about}
     chosen = {"train": split == 0, "test": split == 1}
@@ -119,7 +130,7 @@ def _one_client(file: Path, channels_first: bool) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(file) as archive:
             fields = _unpickled(archive.read("data.npy")).item()
         arrays = {"x": np.asarray(fields["x"]), "y": np.asarray(fields["y"])}
-    except (*_UNREADABLE, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{file}: found no readable dict 'data' with 'x' and 'y' ({error})") from error
     if channels_first and arrays["x"].ndim == 4:
         arrays["x"] = np.moveaxis(arrays["x"], 1, -1)

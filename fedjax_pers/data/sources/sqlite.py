@@ -41,14 +41,14 @@ def sqlite(
     """A federation from FedJAX's SQLite files (one a split) or from one of TensorFlow Federated (all splits in one).
 
     Args:
-      path: the training split in FedJAX's form, or a file in TensorFlow Federated's, whose splits ``train`` and ``test``
-        are read.
+      path: the training split in FedJAX's form, or a file in TensorFlow Federated's, whose splits ``train`` and
+        ``test`` are read.
       test: the test split in FedJAX's form.
       x: name of the features in the file (``"pixels"`` in EMNIST).
       y: name of the target (``"label"``).
       shape: of one example of ``x``, where the file has it flat.
-      preprocess: turns a client's features ``[rows, ...]`` into others, among them ``x`` and ``y`` (text comes as arrays
-        of bytes).
+      preprocess: turns a client's features ``[rows, ...]`` into others, among them ``x`` and ``y`` (text comes as
+        arrays of bytes).
       validation: share of each client's training rows that becomes the validation split.
       seed: of the draw of the validation rows.
       **about: ``name``, ``num_classes``, ``class_names``, ``description``, ``licence``, ``allow_missing``.
@@ -104,7 +104,7 @@ def _clients(file: Path, split: str) -> Iterator[tuple[str, str, Features]]:
                 for client_id, features in _from_fedjax(file, connection):
                     yield client_id, split, features
             elif {"examples", "client_metadata"} <= tables:
-                yield from _from_tff(connection)
+                yield from _from_tff(file, connection)
             else:
                 raise ValueError(
                     f"{file}: found the tables {listed(sorted(tables)) or 'none'}, expected 'federated_data' (FedJAX) "
@@ -139,7 +139,7 @@ def _from_fedjax(file: Path, connection: sqlite3.Connection) -> Iterator[tuple[s
         yield name, features
 
 
-def _from_tff(connection: sqlite3.Connection) -> Iterator[tuple[str, str, Features]]:
+def _from_tff(file: Path, connection: sqlite3.Connection) -> Iterator[tuple[str, str, Features]]:
     from tensorflow_datasets.proto import tf_example_pb2
 
     pairs = connection.execute(
@@ -147,9 +147,11 @@ def _from_tff(connection: sqlite3.Connection) -> Iterator[tuple[str, str, Featur
     ).fetchall()
     query = "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ? ORDER BY rowid"
     for client_id, split in pairs:
-        rows = [tf_example_pb2.Example.FromString(content) for (content,) in connection.execute(query, (client_id, split))]
-        names = sorted(rows[0].features.feature) if rows else []
-        yield client_id, split, {name: np.asarray([_value(row.features.feature[name]) for row in rows]) for name in names}
+        contents = connection.execute(query, (client_id, split))
+        rows = [tf_example_pb2.Example.FromString(content).features.feature for (content,) in contents]
+        if not rows:
+            raise ValueError(f"{file}, client {client_id!r}: found no examples in {split}, expected some")
+        yield client_id, split, {name: np.asarray([_value(row[name]) for row in rows]) for name in sorted(rows[0])}
 
 
 def _value(feature: Any) -> Any:

@@ -62,11 +62,9 @@ def tfds(
     check_dealing(f"tfds:{dataset}", client_key, partitioner)
     builder = _builder(dataset, directory)
     features = builder.info.features
-    label_names = getattr(features.get(y), "names", None)
+    label_names = getattr(features[y], "names", None) if y in features else None
     key = _named_by(features, client_key)
-    tables = {
-        split: _table(builder, split, x, y, key, preprocess) for split in (train, test) if split is not None
-    }
+    tables = {split: _table(builder, split, x, y, key, preprocess) for split in (train, test) if split is not None}
     about = {"name": dataset, "class_names": label_names or (), "description": _first_line(builder), **about}
     return federate(
         tables[train],
@@ -89,7 +87,7 @@ def _builder(name: str, directory: str | Path | None) -> Any:
     try:
         builder = tensorflow_datasets.builder(name, data_dir=directory)
     except tensorflow_datasets.core.registered.DatasetNotFoundError as error:
-        raise unknown("tfds: data set", name, tensorflow_datasets.list_builders()) from error
+        raise unknown("tfds: data set", name, _known(directory)) from error
     fix = f"tensorflow_datasets.builder({name!r}, data_dir=...).download_and_prepare(file_format='array_record')"
     if not builder.is_prepared():
         raise FileNotFoundError(f"tfds:{name}: found nothing prepared at {builder.data_path}; prepare it with {fix}")
@@ -100,6 +98,14 @@ def _builder(name: str, directory: str | Path | None) -> Any:
             f"read example by example without TensorFlow; prepare it in an empty directory with {fix}"
         )
     return builder
+
+
+def _known(directory: str | Path | None) -> list[str]:
+    """Data sets that the library knows by name, and those that lie in the directory."""
+    from tensorflow_datasets.core.registered import list_imported_builders
+
+    there = [] if directory is None or not Path(directory).is_dir() else [one.name for one in Path(directory).iterdir()]
+    return sorted({*list_imported_builders(), *there})
 
 
 def _first_line(builder: Any) -> str:

@@ -1,0 +1,139 @@
+"""The comparison table, for a terminal and for a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+MISSING = "–"
+Pair = tuple[float, float]
+
+
+class Column(NamedTuple):
+    """One column: the field of a row, its heading, its format, and whether more or less is better."""
+
+    field: str
+    heading: str
+    scale: float
+    decimals: int
+    best: Any = None
+
+
+COLUMNS = (
+    Column("weighted_mean", "mean by example, %", 100, 1, max),
+    Column("unweighted_mean", "mean by client, %", 100, 1, max),
+    Column("bottom_decile_mean", "worst tenth, %", 100, 1, max),
+    Column("worst", "worst client, %", 100, 1, max),
+    Column("hurt", "hurt, %", 100, 1, min),
+    Column("megabytes_up", "MB up", 1, 2),
+    Column("megabytes_down", "MB down", 1, 2),
+)
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = None) -> Table:
+    """A table of methods for the terminal; the best of each column of accuracy is bold, ties included.
+
+    Example:
+      >>> row = {"method": "fedavg", "weighted_mean": (0.915, 0.004), "megabytes_up": (1.5, 0.0), "seeds": 3}
+      >>> comparison_table([row]).row_count
+      1
+
+    Args:
+      rows: one mapping a method: ``method``, ``seeds`` and, as pairs ``(mean, standard deviation over seeds)``,
+        ``weighted_mean`` (by test examples), ``unweighted_mean``, ``bottom_decile_mean`` (the ceil(N/10) worst
+        clients), ``worst``, ``hurt`` (share of clients below the model without personalisation), ``megabytes_up`` and
+        ``megabytes_down`` (of one client in the whole run). Shares are in 0 .. 1. Absent, ``None`` and NaN are a dash.
+      title: shown above.
+
+    Raises:
+      ValueError: a row has no method or number of seeds, a field is not a pair, or a field is unknown.
+    """
+    table = Table(title=title, caption=_caption(rows))
+    table.add_column("method")
+    for column in COLUMNS:
+        table.add_column(column.heading, justify="right")
+    table.add_column("seeds", justify="right")
+    for name, cells, best, seeds in _cells(rows):
+        shown = [f"[bold]{cell}[/bold]" if bold else cell for cell, bold in zip(cells, best, strict=True)]
+        table.add_row(name.replace("[", r"\["), *shown, str(seeds))
+    return table
+
+
+def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The same table as :func:`comparison_table` for a Markdown page.
+
+    Example:
+      >>> print(to_markdown([{"method": "local", "worst": (0.86, 0.02), "seeds": 5}]).splitlines()[2])
+      | local | – | – | – | **86.0 ± 2.0** | – | – | – | 5 |
+
+    Args:
+      rows: as for :func:`comparison_table`.
+    """
+    headings = ["method", *(column.heading for column in COLUMNS), "seeds"]
+    lines = [headings, ["---", *["---:"] * (len(COLUMNS) + 1)]]
+    for name, cells, best, seeds in _cells(rows):
+        shown = [f"**{cell}**" if bold else cell for cell, bold in zip(cells, best, strict=True)]
+        lines.append([name.replace("|", r"\|"), *shown, str(seeds)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{_caption(rows)}\n"
+
+
+def _caption(rows: Sequence[Mapping[str, Any]]) -> str:
+    spread = "mean ± sample standard deviation over seeds" if any(_seeds(row) > 1 for row in rows) else "one seed"
+    return f"{spread}; bold: best of the column; worst tenth: mean of the ceil(N/10) worst clients; MB of one client"
+
+
+def _cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], list[bool], int]]:
+    pairs = [[_pair(row, column.field) for column in COLUMNS] for row in rows]
+    texts = [[_text(pair, column) for pair, column in zip(line, COLUMNS, strict=True)] for line in pairs]
+    best = [_best(column, [line[index] for line in pairs]) for index, column in enumerate(COLUMNS)]
+    return [
+        (
+            _method(row),
+            [mean + spread for mean, spread in line],
+            [mean == top for (mean, _), top in zip(line, best, strict=True)],
+            _seeds(row),
+        )
+        for row, line in zip(rows, texts, strict=True)
+    ]
+
+
+def _best(column: Column, pairs: Sequence[Pair]) -> str | None:
+    """The best mean as it is shown, so that what looks equal is a tie."""
+    means = [mean for mean, _ in pairs if math.isfinite(mean)]
+    return _text((column.best(means), math.nan), column)[0] if column.best and means else None
+
+
+def _text(pair: Pair, column: Column) -> tuple[str, str]:
+    mean, deviation = (f"{value * column.scale:.{column.decimals}f}" if math.isfinite(value) else "" for value in pair)
+    return (mean, f" ± {deviation}" if deviation else "") if mean else (MISSING, "")
+
+
+def _method(row: Mapping[str, Any]) -> str:
+    known = {"method", "seeds", *(column.field for column in COLUMNS)}
+    if not isinstance(row.get("method"), str):
+        raise ValueError(f"row: 'method' is {row.get('method')!r}; expected its name")
+    if unknown := sorted(set(row) - known):
+        raise ValueError(f"row {row['method']!r}: unknown {', '.join(unknown)}; allowed are {', '.join(sorted(known))}")
+    return row["method"]
+
+
+def _seeds(row: Mapping[str, Any]) -> int:
+    seeds = row.get("seeds")
+    if not isinstance(seeds, int) or seeds < 1:
+        raise ValueError(f"row {row.get('method')!r}: 'seeds' is {seeds!r}; expected a whole number of at least 1")
+    return seeds
+
+
+def _pair(row: Mapping[str, Any], field: str) -> Pair:
+    found = row.get(field)
+    if found is None:
+        return math.nan, math.nan
+    try:
+        mean, deviation = (math.nan if each is None else float(each) for each in found)
+    except (TypeError, ValueError):
+        method = row.get("method")
+        raise ValueError(f"row {method!r}: {field} is {found!r}; expected a pair (mean, deviation)") from None
+    return mean, deviation

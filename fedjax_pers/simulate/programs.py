@@ -1,0 +1,129 @@
+"""The compiled programs of a run: a block of rounds, and the evaluation of clients.
+
+Programs are kept by what is static about an algorithm. Its float settings are arguments, so a second learning rate, a
+second seed or a second run of the same shape compiles nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pers.base import Array, Cohort, Metrics, State
+from fedjax_pers.compose import Algorithm
+from fedjax_pers.evaluation.evaluate import evaluate, evaluate_one
+from fedjax_pers.keys import round_key
+from fedjax_pers.simulate.sampling import Sampler
+
+
+class Pool(NamedTuple):
+    """A split of a federation on the device: rows, and which of them each client owns."""
+
+    data: dict[str, Array]
+    start: Array
+    size: Array
+    tags: Array
+    ids: Array
+
+    def cohort(self, index: Array) -> Cohort:
+        """The cohort of the clients at these places."""
+        valid = jnp.ones(index.shape, bool)
+        return Cohort(self.ids[index], self.tags[index], self.start[index], self.size[index], valid, self.data)
+
+
+class _Static(NamedTuple):
+    """An algorithm without the values of its float settings: what a compiled program is keyed by."""
+
+    make: Any
+    names: tuple[str, ...]
+
+    def algorithm(self, floats: dict[str, Array]) -> Algorithm:
+        return self.make.build(floats) if self.names else self.make
+
+
+def split_floats(algorithm: Algorithm) -> tuple[_Static, dict[str, Any]]:
+    """What is static about an algorithm, and its float settings as arrays."""
+    recipe = algorithm.recipe
+    if recipe is None or not recipe.floats:
+        return _Static(algorithm._replace(layout=None), ()), {}  # a layout holds dicts, which have no hash
+    floats = {name: jnp.float32(value) for name, value in recipe.floats.items()}
+    return _Static(recipe._replace(floats=_Named(sorted(floats))), tuple(sorted(floats))), floats
+
+
+class _Named(tuple):
+    """Names of float settings in place of their values, so that a recipe can be hashed."""
+
+
+@functools.lru_cache(maxsize=64)
+def start_program(static: _Static, num_clients: int) -> Callable:
+    """``program(floats, key) -> state``: the first state of a run."""
+
+    def program(floats: dict[str, Array], key: Array) -> State:
+        algorithm = static.algorithm(floats)
+        return algorithm.init(algorithm.task.init(round_key(key, "init", 0)), key, num_clients=num_clients)
+
+    return jax.jit(program)
+
+
+@functools.lru_cache(maxsize=64)
+def rounds_program(static: _Static, sampler: Sampler, block: int) -> Callable:
+    """``program(floats, state, pool, key, count) -> (state, metrics [block, ...])``: ``count <= block`` rounds."""
+
+    def program(
+        floats: dict[str, Array], state: State, pool: Pool, key: Array, count: Array
+    ) -> tuple[State, Metrics]:
+        algorithm = static.algorithm(floats)
+
+        def one(state: State) -> tuple[State, Metrics]:
+            ids = sampler(key, state.round, state.seen.shape[0])
+            return algorithm.step(state, pool.cohort(ids), key)
+
+        _, shape = jax.eval_shape(one, state)
+        history = jax.tree.map(lambda x: jnp.zeros((block, *x.shape), x.dtype), shape)
+
+        def body(carry: tuple[Array, State, Metrics]) -> tuple[Array, State, Metrics]:
+            index, state, history = carry
+            state, metrics = one(state)
+            return index + 1, state, jax.tree.map(lambda h, m: h.at[index].set(m), history, metrics)
+
+        _, state, history = jax.lax.while_loop(lambda c: c[0] < count, body, (jnp.int32(0), state, history))
+        return state, history
+
+    return jax.jit(program, donate_argnums=1)
+
+
+@functools.lru_cache(maxsize=64)
+def evaluation_program(static: _Static, group: int) -> Callable:
+    """``program(floats, state, train, judged, key, index [groups, group]) -> (own, common)`` tables ``[groups, group]``.
+
+    ``own`` are the metrics of each client's personalised model, ``common`` those of the one global model on the same
+    examples (``{}`` where the method has none). Clients are taken in groups, so memory holds one group of models.
+    """
+
+    def program(
+        floats: dict[str, Array], state: State, train: Pool, judged: Pool, key: Array, index: Array
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        algorithm = static.algorithm(floats)
+        whole = algorithm.common(state) if algorithm.common else None
+
+        def one_group(index: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+            cohort = judged.cohort(index)
+            personalised = algorithm.personalize(state, train.cohort(index), key)
+            own = evaluate(algorithm.task, personalised, cohort)
+            if whole is None:
+                return own, {}
+
+            def judge(start: Array, size: Array) -> dict[str, Array]:
+                return evaluate_one(algorithm.task, whole, judged.data, start, size)
+
+            return own, jax.vmap(judge)(cohort.start, cohort.size)
+
+        return jax.lax.map(one_group, index)
+
+    return jax.jit(program)
+
+

@@ -1,0 +1,233 @@
+"""Runs an algorithm over a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pers.base import Array, Metrics, State
+from fedjax_pers.checks import positive_int, require
+from fedjax_pers.compose import Algorithm
+from fedjax_pers.data import Federation
+from fedjax_pers.keys import as_key
+from fedjax_pers.simulate.compilations import compilations
+from fedjax_pers.simulate.matching import check_federation
+from fedjax_pers.simulate.programs import Pool, evaluation_program, rounds_program, split_floats, start_program
+from fedjax_pers.simulate.sampling import Sampler, everyone, uniform
+from fedjax_pers.traffic import Traffic, traffic
+
+
+class Table(NamedTuple):
+    """Per-client numbers of one evaluation.
+
+    Attributes:
+      client_ids: the clients' own names.
+      examples: examples judged on, ``[clients]``; a client with 0 has NaN below.
+      personal: ``{metric: [clients]}`` of each client's personalised model.
+      common: the same of the one global model on the same examples; ``{}`` where the method has none.
+      rounds_taken_part: ``[clients]``.
+    """
+
+    client_ids: tuple[Any, ...]
+    examples: np.ndarray
+    personal: dict[str, np.ndarray]
+    common: dict[str, np.ndarray]
+    rounds_taken_part: np.ndarray
+
+
+class History(NamedTuple):
+    """A run's record.
+
+    Attributes:
+      metrics: :class:`~fedjax_pers.Metrics` of numpy arrays ``[rounds, ...]``.
+      evaluations: ``(rounds done, Table)`` in order.
+      traffic: bytes a client sends and receives in a round in which it communicates.
+      compilations: programs compiled during the run.
+    """
+
+    metrics: Metrics
+    evaluations: tuple[tuple[int, Table], ...]
+    traffic: Traffic
+    compilations: int
+
+
+class Block(NamedTuple):
+    """What a run reports after each block of rounds: the state (do not keep it), its metrics, and an evaluation."""
+
+    state: State
+    metrics: Metrics
+    table: Table | None
+
+
+class RejectedUploads(RuntimeError):
+    """A round in which uploads were not finite, in a run that was told to stop then."""
+
+
+def start(algorithm: Algorithm, federation: Federation, key: Array | int = 0) -> State:
+    """The first state: the task's initial variables, and a row for every client.
+
+    Example:
+      >>> import fedjax_pers as fp
+      >>> federation = fp.data.load("vowel_speakers")
+      >>> algorithm = fp.method("fedper").make(fp.tasks.from_model(federation, "linear"))
+      >>> int(fp.start(algorithm, federation, 0).round)
+      0
+    """
+    check_federation(algorithm.task, federation)
+    static, floats = split_floats(algorithm)
+    return start_program(static, federation.num_clients)(floats, as_key(key))
+
+
+def run(
+    algorithm: Algorithm,
+    state: State | None,
+    federation: Federation,
+    rounds: int,
+    key: Array | int = 0,
+    *,
+    cohort_size: int | None = None,
+    sampler: Sampler | None = None,
+    evaluate_every: int | None = None,
+    split: str = "test",
+    stop_on_rejected: bool = False,
+    on_block: Callable[[Block], None] | None = None,
+) -> tuple[State, History]:
+    """Runs until ``rounds`` rounds are done; rounds are compiled and dispatched in blocks.
+
+    The state that is passed in is not changed, and a state that has done some rounds goes on from there: the same bytes
+    come out as in one uninterrupted run.
+
+    Example:
+      >>> import fedjax_pers as fp
+      >>> federation = fp.data.load("vowel_speakers")
+      >>> algorithm = fp.method("fedper").make(fp.tasks.from_model(federation, "linear"))
+      >>> state, history = fp.run(algorithm, None, federation, 3, key=0)
+      >>> history.metrics.loss.shape
+      (3, 15)
+
+    Args:
+      algorithm: what to run.
+      state: where to go on from; ``None`` starts afresh.
+      federation: the clients and their data.
+      rounds: total number of rounds.
+      key: a seed or a key; all randomness is folded from it.
+      cohort_size: clients a round, sampled uniformly; everyone where neither this nor a sampler is given.
+      sampler: another way of choosing clients.
+      evaluate_every: rounds between evaluations; ``None`` evaluates at the end, 0 never.
+      split: the split to judge on.
+      stop_on_rejected: raise :class:`RejectedUploads` when a client's upload is not finite (after the block).
+      on_block: called after each block, for progress, results and checkpoints.
+    """
+    key, before = as_key(key), compilations()
+    positive_int("rounds", rounds)
+    sampler = _sampler(algorithm, federation, cohort_size, sampler)
+    require(evaluate_every is None or evaluate_every >= 0, f"evaluate_every: found {evaluate_every}; allowed is 0 or more")
+    check_federation(algorithm.task, federation)
+    # The program takes its state's memory over (donation); the caller's stays the caller's.
+    state = start(algorithm, federation, key) if state is None else jax.tree.map(jnp.array, state)
+    require(
+        state.seen.shape[0] == federation.num_clients,
+        f"state: it has rows for {state.seen.shape[0]} clients, the federation has {federation.num_clients}",
+    )
+    pool, (static, floats) = pool_of(federation, "train"), split_floats(algorithm)
+    costs = traffic(algorithm, state, pool)
+    block = min(evaluate_every or 10, rounds)
+    program = rounds_program(static, sampler, block)
+    collected, evaluations = [], []
+    for first, count, judge in blocks(int(state.round), rounds, block, evaluate_every):
+        state, metrics = program(floats, state, pool, key, jnp.int32(count))
+        metrics = jax.tree.map(lambda x: np.asarray(x)[:count], metrics)  # noqa: B023 (used at once)
+        table = evaluate_clients(algorithm, state, federation, split, key) if judge else None
+        collected.append(metrics)
+        if table is not None:
+            evaluations.append((first + count, table))
+        if on_block is not None:
+            on_block(Block(state, metrics, table))
+        if stop_on_rejected and metrics.rejected.any():
+            raise RejectedUploads(rejected_message(metrics, first, federation))
+    metrics = jax.tree.map(lambda *parts: np.concatenate(parts), *collected) if collected else _no_metrics()
+    return state, History(metrics, tuple(evaluations), costs, compilations() - before)
+
+
+def blocks(done: int, rounds: int, block: int, evaluate_every: int | None) -> Iterable[tuple[int, int, bool]]:
+    """``(first round, rounds, evaluate after?)``: cut at whole multiples of the block, so a resumed run is cut alike."""
+    while done < rounds:
+        count = min(block - done % block, rounds - done)
+        end = done + count
+        due = bool(evaluate_every) and end % evaluate_every == 0
+        yield done, count, due or (evaluate_every != 0 and end == rounds)
+        done = end
+
+
+def pool_of(federation: Federation, split: str) -> Pool:
+    """A split on the device."""
+    part = federation.split(split)
+    clients = np.arange(federation.num_clients)
+    return Pool(
+        data=federation.pool(split),
+        start=jnp.asarray(part.offsets[:-1], jnp.int32),
+        size=jnp.asarray(part.sizes, jnp.int32),
+        tags=jnp.asarray(federation.tags, jnp.uint32),
+        ids=jnp.asarray(clients + federation.first_id, jnp.int32),
+    )
+
+
+def evaluate_clients(
+    algorithm: Algorithm, state: State, federation: Federation, split: str = "test", key: Array | int = 0, group: int = 32
+) -> Table:
+    """Judges every client of a federation: the clients in training, or ``federation.unseen``.
+
+    Clients adapt on their training split and are judged on ``split``. Nothing is written back.
+
+    Args:
+      algorithm: what to evaluate.
+      state: its state.
+      federation: clients; those of an ``unseen`` federation get the treatment of newcomers.
+      split: ``"test"``, ``"validation"`` or ``"train"``.
+      key: the run's key.
+      group: models held at once.
+    """
+    static, floats = split_floats(algorithm)
+    count = federation.num_clients
+    group = min(group, count)
+    index = np.minimum(np.arange(-(-count // group) * group), count - 1).reshape(-1, group)
+    program = evaluation_program(static, group)
+    tables = program(floats, state, pool_of(federation, "train"), pool_of(federation, split), as_key(key), index)
+    own, common = jax.tree.map(lambda x: np.asarray(x).reshape(-1)[:count], tables)
+    examples = own.pop("examples")
+    seen = np.asarray(state.seen) if federation.first_id == 0 else np.zeros(count, np.int32)
+    return Table(federation.client_ids, examples, own, common, seen)
+
+
+def rejected_message(metrics: Metrics, first: int, federation: Federation) -> str:
+    """Which client in which round sent something that is not finite."""
+    rounds, places = np.nonzero(metrics.rejected)
+    names = [federation.client_ids[i] for i in metrics.ids[rounds[0]][places[rounds == rounds[0]]]]
+    return f"round {first + rounds[0] + 1}: uploads of {names} were not finite; they were left out of the aggregate"
+
+
+def _sampler(algorithm: Algorithm, federation: Federation, cohort_size: int | None, sampler: Sampler | None) -> Sampler:
+    require(cohort_size is None or sampler is None, "cohort_size, sampler: both were given; a run has one or the other")
+    whole = cohort_size in (None, federation.num_clients) and sampler in (None, everyone)
+    require(
+        algorithm.participation == "any" or whole,
+        f"cohort_size: found {cohort_size}; this method needs everyone in every round ({federation.num_clients} clients)",
+    )
+    if whole:
+        return everyone
+    if sampler is not None:
+        return sampler
+    positive_int("cohort_size", cohort_size)
+    require(
+        cohort_size <= federation.num_clients,
+        f"cohort_size: found {cohort_size}; allowed are 1 .. {federation.num_clients}, the clients of the federation",
+    )
+    return uniform(cohort_size)
+
+
+def _no_metrics() -> Metrics:
+    return Metrics(*(np.zeros((0, 0)) for _ in Metrics._fields))

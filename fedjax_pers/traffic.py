@@ -1,0 +1,67 @@
+"""Bytes that cross between server and clients, counted from the trees that do cross."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pers.base import Metrics, State
+from fedjax_pers.compose import Algorithm
+from fedjax_pers.trees import num_bytes
+
+METADATA_UP = 8
+"""A client that uploads says how many examples it has: one 64-bit number."""
+
+
+class Traffic(NamedTuple):
+    """Bytes of one client in a round in which it communicates.
+
+    Attributes:
+      down: the leaves it receives.
+      up: the leaves it sends.
+      metadata_up: what it sends besides (the number of its examples).
+      row: personal leaves that it keeps.
+      first_down: sent once, before the first round: everything but what the client makes itself (frozen leaves).
+      upload_paths: the names of the leaves it sends.
+      personal_paths: the names of the leaves it keeps.
+    """
+
+    down: int
+    up: int
+    metadata_up: int
+    row: int
+    first_down: int
+    upload_paths: tuple[str, ...]
+    personal_paths: tuple[str, ...]
+
+
+def traffic(algorithm: Algorithm, state: State, pool: Any) -> Traffic:
+    """Counts the trees that cross: the download, the upload and the row of a client, as the round itself makes them.
+
+    Args:
+      algorithm: from :func:`fedjax_pers.compose`, or with an ``exchange`` of its own; without one nothing is counted.
+      state: any state of it.
+      pool: examples; only their shapes are used.
+    """
+    if algorithm.exchange is None:
+        return Traffic(0, 0, 0, 0, 0, (), ())
+    shapes = jax.eval_shape(
+        lambda state, pool, key: algorithm.exchange(state, pool.cohort(jnp.zeros(1, jnp.int32)), key),
+        state,
+        pool,
+        jax.random.key(0),
+    )
+    down, up, row = shapes
+    metadata = METADATA_UP if up else 0
+    return Traffic(
+        num_bytes(down), num_bytes(up), metadata, num_bytes(row), num_bytes(state.frozen), tuple(sorted(up)), tuple(sorted(row))
+    )
+
+
+def megabytes(costs: Traffic, metrics: Metrics) -> tuple[np.ndarray, np.ndarray]:
+    """Megabytes (10^6 bytes) up and down of all clients together, by round ``[rounds]``."""
+    clients = np.asarray(metrics.transmitted).sum(axis=1)
+    return clients * (costs.up + costs.metadata_up) / 1e6, clients * costs.down / 1e6

@@ -1,0 +1,349 @@
+"""The models: sizes by hand, forward passes in numpy, names of layers, and what they refuse."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_pers import models
+from fedjax_pers.paths import flatten, select
+from fedjax_pers.presets import depth, head, model_of, norm
+from fedjax_pers.tasks import from_model
+
+IMAGE = (("x", (8, 8, 1), "float32"), ("y", (), "int32"))
+FLAT = (("x", (6,), "float32"), ("y", (), "int32"))
+TEXT = (("x", (5,), "int32"), ("y", (5,), "int32"))
+SMALL = {
+    "linear": (FLAT, {}),
+    "mlp": (FLAT, {"hidden": (7,)}),
+    "mlp_norm": (FLAT, {"hidden": (8, 4)}),
+    "cnn": (IMAGE, {"channels": (2, 3), "hidden": 4}),
+    "cnn_norm": (IMAGE, {"channels": (2, 3), "hidden": 4}),
+    "resnet8": (IMAGE, {"channels": (2, 3, 4)}),
+    "char_lstm": (TEXT, {"embedding": 3, "hidden": 4}),
+}
+
+
+def task_of(name, **settings):
+    example, small = SMALL[name]
+    return from_model(example, name, num_classes=9, **{**small, **settings})
+
+
+def leaves_of(task):
+    """Float64 leaves by path: no bias 0, no scale 1, variances positive."""
+    draw = np.random.default_rng(0)
+    shapes = flatten(jax.eval_shape(task.init, jax.random.key(0)))
+    return {
+        path: draw.uniform(0.5, 1.5, leaf.shape)
+        if path.endswith(("scale", "var"))
+        else 0.5 * draw.normal(size=leaf.shape)
+        for path, leaf in shapes.items()
+    }
+
+
+def nested(leaves):
+    tree = {}
+    for path, leaf in leaves.items():
+        *above, name = path.split("/")
+        node = tree
+        for key in above:
+            node = node.setdefault(key, {})
+        node[name] = jnp.asarray(leaf)
+    return tree
+
+
+def sizes(name, example, num_classes, **settings):
+    task = from_model(example, name, num_classes=num_classes, **settings)
+    leaves = flatten(jax.eval_shape(task.init, jax.random.key(0)))
+    return sum(leaf.size for path, leaf in leaves.items() if path.startswith("params/"))
+
+
+def test_every_model_is_in_the_table():
+    assert set(models.names()) == set(SMALL)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_a_step_changes_every_parameter_and_gives_one_output_per_class(name):
+    task = task_of(name)
+    draw = np.random.default_rng(0)
+    fields = dict((field, shape) for field, shape, _ in task.example)
+    words = task.example[0][2] == "int32"
+    x = draw.integers(0, 9, (4, *fields["x"])) if words else draw.normal(size=(4, *fields["x"])).astype(np.float32)
+    batch = {"x": x, "y": draw.integers(0, 9, (4, *fields["y"]))}
+    variables = nested(leaves_of(task))
+    gradient, tracked = jax.jit(jax.grad(task.loss, has_aux=True))(variables, batch, jax.random.key(0))
+    assert all(np.abs(g).max() > 0 for path, g in flatten(gradient).items() if path.startswith("params/"))
+    assert set(tracked) == {path for path in flatten(variables) if path.startswith("batch_stats/")}
+    outputs, _ = jax.eval_shape(lambda v: task.apply(v, batch, None), variables)
+    assert outputs.shape == (4, *fields["y"], 9)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_the_head_is_called_head_and_used_last(name):
+    task = task_of(name)
+    leaves = flatten(jax.eval_shape(task.init, jax.random.key(0)))
+    assert select(head(1), leaves, model_of(task)) == {"params/head/kernel", "params/head/bias"}
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("mlp", "hidden1"), ("cnn", "conv1"), ("resnet8", "stem"), ("char_lstm", "embedding"), ("cnn_norm", "conv1")],
+)
+def test_the_first_layer_is_called_what_it_is(name, first):
+    task = task_of(name)
+    leaves = flatten(jax.eval_shape(task.init, jax.random.key(0)))
+    chosen = select(depth(1), leaves, model_of(task)) - select(norm(), leaves, model_of(task))
+    assert {path.split("/")[1] for path in chosen} == {first}
+
+
+@pytest.mark.parametrize("kind", ["batch", "group", "layer"])
+@pytest.mark.parametrize("name", ["mlp_norm", "cnn_norm", "resnet8"])
+def test_norms_are_found_by_name_and_by_type(name, kind):
+    task = task_of(name, norm=kind)
+    leaves = flatten(jax.eval_shape(task.init, jax.random.key(0)))
+    by_type = select(norm(), leaves, model_of(task))
+    assert by_type == select("norm*", leaves) and by_type
+    assert any(path.startswith("batch_stats") for path in by_type) == (kind == "batch")
+    for path in leaves:  # what a norm subtracts again is not there
+        layer = path.split("/")[-2]
+        assert not (path.endswith("bias") and layer not in ("head",) and not layer.startswith("norm")), path
+
+
+def test_the_convolutional_network_has_the_papers_number_of_parameters():
+    mnist = (("x", (28, 28, 1), "float32"), ("y", (), "int32"))
+    assert sizes("cnn", mnist, 10) == 832 + 51_264 + (7 * 7 * 64 * 512 + 512) + 5_130 == 1_663_370
+
+
+def test_the_language_model_has_the_papers_number_of_parameters():
+    text = (("x", (80,), "int32"), ("y", (80,), "int32"))
+    assert sizes("char_lstm", text, 90) == 720 + 4 * 256 * (8 + 256 + 1) + 4 * 256 * (512 + 1) + 23_130 == 820_522
+
+
+def test_the_residual_network_has_8_layers_on_the_way_and_two_projections():
+    cifar = (("x", (32, 32, 3), "float32"), ("y", (), "int32"))
+    convolutions = 9 * (3 * 16 + 2 * 16 * 16 + 16 * 32 + 32 * 32 + 32 * 64 + 64 * 64) + 16 * 32 + 32 * 64
+    norms = 2 * (16 + 2 * 16 + 3 * 32 + 3 * 64)
+    assert sizes("resnet8", cifar, 10) == convolutions + norms + 64 * 10 + 10
+    task = from_model(cifar, "resnet8", num_classes=10)
+    kernels = [p for p in flatten(jax.eval_shape(task.init, jax.random.key(0))) if p.endswith("kernel")]
+    assert len([p for p in kernels if "shortcut" not in p]) == 8 and len(kernels) == 10
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def test_the_perceptron_in_numpy(x64):
+    task = task_of("mlp", hidden=(7, 5))
+    p = leaves_of(task)
+    x = np.random.default_rng(1).normal(size=(4, 6))
+    hidden = relu(x @ p["params/hidden1/kernel"] + p["params/hidden1/bias"])
+    hidden = relu(hidden @ p["params/hidden2/kernel"] + p["params/hidden2/bias"])
+    expected = hidden @ p["params/head/kernel"] + p["params/head/bias"]
+    outputs, _ = task.apply(nested(p), {"x": x, "y": np.zeros(4, int)}, None)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-10)
+
+
+def test_softmax_regression_of_an_image_in_numpy(x64):
+    task = from_model(IMAGE, "linear", num_classes=9)
+    p = leaves_of(task)
+    x = np.random.default_rng(1).normal(size=(4, 8, 8, 1))
+    outputs, _ = task.apply(nested(p), {"x": x, "y": np.zeros(4, int)}, None)
+    expected = x.reshape(4, 64) @ p["params/head/kernel"] + p["params/head/bias"]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-10)
+
+
+def convolved(x, kernel, stride=1):
+    """Cross-correlation with zero padding that keeps the size (before the stride), by shifting, in numpy."""
+    height, width = kernel.shape[:2]
+    out = [-(-side // stride) for side in x.shape[1:3]]
+    pads = [max((o - 1) * stride + k - s, 0) for o, k, s in zip(out, (height, width), x.shape[1:3], strict=True)]
+    x = np.pad(x, [(0, 0), *((p // 2, p - p // 2) for p in pads), (0, 0)])
+    total = 0
+    for i in range(height):
+        for j in range(width):
+            total = total + x[:, i : i + out[0] * stride : stride, j : j + out[1] * stride : stride][
+                :, : out[0], : out[1]
+            ] @ kernel[i, j]  # fmt: skip
+    return total
+
+
+def pooled(x):
+    rows, height, width, channels = x.shape
+    x = x[:, : height // 2 * 2, : width // 2 * 2]
+    return x.reshape(rows, height // 2, 2, width // 2, 2, channels).max((2, 4))
+
+
+@pytest.mark.parametrize("side", [8, 14])  # 14 / 2 = 7 is odd
+def test_the_convolutional_network_in_numpy(x64, side):
+    example = (("x", (side, side, 1), "float32"), ("y", (), "int32"))
+    task = from_model(example, "cnn", num_classes=9, channels=(2, 3), hidden=4)
+    p = leaves_of(task)
+    x = np.random.default_rng(1).normal(size=(4, side, side, 1))
+    h = pooled(relu(convolved(x, p["params/conv1/kernel"]) + p["params/conv1/bias"]))
+    h = pooled(relu(convolved(h, p["params/conv2/kernel"]) + p["params/conv2/bias"]))
+    h = relu(h.reshape(4, -1) @ p["params/hidden/kernel"] + p["params/hidden/bias"])
+    expected = h @ p["params/head/kernel"] + p["params/head/bias"]
+    outputs, _ = jax.jit(task.apply)(nested(p), {"x": x, "y": np.zeros(4, int)}, None)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("sides", [(8, 8), (16, 16), (28, 28), (5, 9)])
+def test_image_models_take_images_of_any_size(sides):
+    example = (("x", (*sides, 3), "float32"), ("y", (), "int32"))
+    for name in ("cnn", "cnn_norm", "resnet8"):
+        assert from_model(example, name, num_classes=4).num_classes == 4
+
+
+def normalise(x, p, layer, kind, rows=None):
+    """Training-mode normalisation in numpy; ``rows`` are those that count for the batch's statistics."""
+    shift, scale = p.get(f"{layer}/bias"), p.get(f"{layer}/scale")
+    if kind == "batch":
+        counted = x if rows is None else x[rows]
+        over = tuple(range(x.ndim - 1))
+        mean, var, epsilon = counted.mean(over), counted.var(over), 1e-5
+    elif kind == "layer":
+        over = tuple(range(1, x.ndim))
+        mean, var, epsilon = x.mean(over, keepdims=True), x.var(over, keepdims=True), 1e-6
+    else:
+        groups, epsilon = np.gcd(8, x.shape[-1]), 1e-6
+        split = x.reshape(len(x), -1, groups, x.shape[-1] // groups)
+        mean, var = (np.zeros_like(split) + of(split, axis=(1, 3), keepdims=True) for of in (np.mean, np.var))
+        mean, var = mean.reshape(x.shape), var.reshape(x.shape)
+    return (x - mean) / np.sqrt(var + epsilon) * scale + shift
+
+
+@pytest.mark.parametrize("kind", ["batch", "group", "layer"])
+def test_the_normalised_perceptron_in_numpy(x64, kind):
+    task = task_of("mlp_norm", hidden=(12,), norm=kind)
+    p = leaves_of(task)
+    x, weight = np.random.default_rng(1).normal(size=(5, 6)), np.array([1.0, 1, 0, 1, 0])
+    hidden = relu(normalise(x @ p["params/hidden1/kernel"], p, "params/norm1", kind, weight > 0))
+    expected = hidden @ p["params/head/kernel"] + p["params/head/bias"]
+    outputs, _ = task.apply(nested(p), {"x": x, "y": np.zeros(5, int), "weight": weight}, jax.random.key(0))
+    np.testing.assert_allclose(outputs, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["batch", "group", "layer"])
+def test_the_residual_network_in_numpy(x64, kind):
+    task = task_of("resnet8", channels=(4, 8, 12), norm=kind)
+    p = leaves_of(task)
+    x, weight = np.random.default_rng(1).normal(size=(5, 8, 8, 1)), np.array([1.0, 1, 0, 1, 0])
+
+    def normed(h, layer):
+        return normalise(h, p, f"params/{layer}", kind, weight > 0)
+
+    def convolution(h, layer, stride=1):
+        return convolved(h, p[f"params/{layer}/kernel"], stride)
+
+    h = relu(normed(convolution(x, "stem"), "norm_stem"))
+    for place, stride in ((1, 1), (2, 2), (3, 2)):
+        block = f"block{place}"
+        y = relu(normed(convolution(h, f"{block}/conv1", stride), f"{block}/norm1"))
+        y = normed(convolution(y, f"{block}/conv2"), f"{block}/norm2")
+        if place > 1:
+            h = normed(convolution(h, f"{block}/conv_shortcut", stride), f"{block}/norm_shortcut")
+        h = relu(h + y)
+    expected = h.mean((1, 2)) @ p["params/head/kernel"] + p["params/head/bias"]
+    outputs, tracked = jax.jit(task.apply)(
+        nested(p), {"x": x, "y": np.zeros(5, int), "weight": weight}, jax.random.key(0)
+    )
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+    if kind == "batch":
+        stem = convolution(x, "stem")[weight > 0]
+        for name, now in (("mean", stem.mean((0, 1, 2))), ("var", stem.var((0, 1, 2)))):
+            path = f"batch_stats/norm_stem/{name}"
+            np.testing.assert_allclose(tracked[path], 0.9 * p[path] + 0.1 * now, rtol=1e-6)
+
+
+def test_batch_statistics_far_from_zero_do_not_cancel():
+    task = task_of("mlp_norm", hidden=(8,))
+    variables = nested(leaves_of(task))
+    x = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
+    shift = np.full(6, 1000, np.float32)
+    _, tracked = task.loss(variables, {"x": x + shift, "y": np.zeros(32, int)}, jax.random.key(0))
+    hidden = (x + shift).astype(np.float64) @ np.asarray(variables["params"]["hidden1"]["kernel"], np.float64)
+    expected = 0.9 * np.asarray(variables["batch_stats"]["norm1"]["var"]) + 0.1 * hidden.var(0)
+    np.testing.assert_allclose(tracked["batch_stats/norm1/var"], expected, rtol=1e-3)
+
+
+def test_the_recurrent_network_in_numpy(x64):
+    task = task_of("char_lstm", layers=2)
+    p = leaves_of(task)
+    x = np.random.default_rng(1).integers(0, 9, (3, 5))
+
+    def sigmoid(z):
+        return 1 / (1 + np.exp(-z))
+
+    sequence = p["params/embedding/embedding"][x]
+    for layer in ("lstm1", "lstm2"):
+        hidden = cell = np.zeros((3, 4))
+        steps = []
+        for t in range(5):
+            gates = sequence[:, t] @ p[f"params/{layer}/input/kernel"] + p[f"params/{layer}/input/bias"]
+            i, f, g, o = np.split(gates + hidden @ p[f"params/{layer}/recurrent"], 4, axis=1)
+            cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+            hidden = sigmoid(o) * np.tanh(cell)
+            steps.append(hidden)
+        sequence = np.stack(steps, axis=1)
+    expected = sequence @ p["params/head/kernel"] + p["params/head/bias"]
+    outputs, _ = task.apply(nested(p), {"x": x, "y": x}, None)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-9)
+
+
+def test_the_forget_gate_starts_open():
+    bias = models.Lstm(4).init(jax.random.key(0), jnp.ones((1, 1, 3)))["params"]["input"]["bias"]
+    assert bias.tolist() == [0] * 4 + [1] * 4 + [0] * 8
+
+
+def test_a_position_does_not_see_later_characters():
+    task = task_of("char_lstm")
+    variables = nested(leaves_of(task))
+    x = np.random.default_rng(1).integers(0, 9, (3, 5))
+    later = np.where(np.arange(5) < 3, x, (x + 1) % 9)
+    ours, theirs = (task.apply(variables, {"x": z, "y": z}, None)[0] for z in (x, later))
+    assert np.array_equal(ours[:, :3], theirs[:, :3]) and not np.allclose(ours[:, 3], theirs[:, 3])
+
+
+@pytest.mark.parametrize(
+    ("name", "example", "settings", "message"),
+    [
+        ("mpl", FLAT, {}, "model: found 'mpl'.*Did you mean 'mlp'"),
+        ("linear", FLAT, {"hidden": (3,)}, "linear: found the setting 'hidden', but this model has none"),
+        ("cnn", IMAGE, {"chanels": (3,)}, "Did you mean 'channels'"),
+        (
+            "cnn_norm",
+            IMAGE,
+            {"norm": "bach"},
+            "norm: found 'bach'; allowed are batch, group, layer. Did you mean 'batch'",
+        ),
+        ("resnet8", IMAGE, {"norm": None}, "norm: found None"),
+        ("mlp", FLAT, {"hidden": 64}, r"hidden: found 64; allowed is a list of whole numbers"),
+        ("mlp", FLAT, {"hidden": ()}, "hidden: found"),
+        ("mlp", FLAT, {"hidden": (64, 0)}, "hidden: found 0; allowed is a whole number of at least 1"),
+        ("mlp", FLAT, {"hidden": "64"}, "hidden: found '64'"),
+        ("char_lstm", TEXT, {"layers": 1.5}, "layers: found 1.5"),
+        ("cnn", FLAT, {}, r"cnn: found x of shape \(6,\); expected \(height, width, channels\)"),
+        ("cnn", (("x", (3, 8, 1), "float32"),), {}, "with sides of at least 4"),
+        ("cnn", (("x", (8, 8, 1), "uint8"),), {}, "cnn: found x of dtype uint8; expected floating numbers"),
+        ("linear", (("y", (), "int32"),), {}, r"linear: found the fields \['y'\]; expected 'x' among them"),
+        ("char_lstm", FLAT, {}, "char_lstm: found x of shape"),
+        ("char_lstm", (("x", (5,), "int32"), ("y", (), "int32")), {}, r"char_lstm: found y of shape \(\)"),
+    ],
+)
+def test_what_a_model_refuses(name, example, settings, message):
+    with pytest.raises(ValueError, match=message):
+        models.build(name, example, 9, **settings)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, True])
+def test_the_number_of_classes_is_a_whole_number(count):
+    with pytest.raises(ValueError, match="num_classes: found"):
+        models.build("mlp", FLAT, count)
+
+
+def test_lists_are_as_good_as_tuples():
+    module = models.build("cnn", IMAGE, 9, channels=[2, 3])
+    assert hash(module) == hash(models.build("cnn", IMAGE, 9, channels=(2, 3)))
