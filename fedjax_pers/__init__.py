@@ -1,16 +1,94 @@
-"""Personalised federated learning as compositions of pure functions, simulated over many clients at once."""
+"""Personalised federated learning as compositions of pure functions, simulated over many clients at once.
 
-from fedjax_pers import aggregators, data, executors, keys, models, objectives, tasks
-from fedjax_pers.aggregators import aggregate, mean
+The rooms: :mod:`~fedjax_pers.tasks` and :mod:`~fedjax_pers.models` (what is trained), :mod:`~fedjax_pers.data` (on whose
+data), layouts and selectors (what is shared), :mod:`~fedjax_pers.aggregators` (how the server averages),
+:mod:`~fedjax_pers.algorithms` (the methods of the literature), :mod:`~fedjax_pers.simulate` (running them) and
+:mod:`~fedjax_pers.testing` (checking one of your own).
+"""
+
+from fedjax_pers import aggregators, data, evaluation, executors, models, objectives, simulate, tasks
+from fedjax_pers.aggregators import Aggregator, aggregate, mean
 from fedjax_pers.algorithms import Method, method, methods, register
 from fedjax_pers.base import Cohort, Context, Metrics, Parts, Report, State, Task, cohort_of
 from fedjax_pers.compose import Algorithm, compose, with_executor
-from fedjax_pers.evaluation import evaluate
-from fedjax_pers.executors import chunked, looped, vectorised
-from fedjax_pers.layouts import by_role, describe, interpolate, twin
-from fedjax_pers.local import phases, reestimate, train
-from fedjax_pers.paths import everything, nothing, select, where
+from fedjax_pers.data import Federation
+from fedjax_pers.evaluation import evaluate, summarize
+from fedjax_pers.executors import Executor, chunked, looped, vectorised
+from fedjax_pers.layouts import Layout, by_role, describe, interpolate, twin
+from fedjax_pers.local import copy_shared, phases, reestimate, train
+from fedjax_pers.parsing import parse
+from fedjax_pers.paths import Selector, everything, flatten, nothing, select, where
 from fedjax_pers.presets import bias, depth, embedding, head, lora, norm, norm_statistics
-from fedjax_pers.simulate import History, run, start
+from fedjax_pers.simulate import History, Table, evaluate_clients, run, start
+from fedjax_pers.simulate.sampling import everyone, uniform
+from fedjax_pers.traffic import Traffic, traffic
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Aggregator",
+    "Algorithm",
+    "Cohort",
+    "Context",
+    "Executor",
+    "Federation",
+    "History",
+    "Layout",
+    "Method",
+    "Metrics",
+    "Parts",
+    "Report",
+    "Selector",
+    "State",
+    "Table",
+    "Task",
+    "Traffic",
+    "aggregate",
+    "aggregators",
+    "bias",
+    "by_role",
+    "chunked",
+    "cohort_of",
+    "compose",
+    "copy_shared",
+    "data",
+    "depth",
+    "describe",
+    "embedding",
+    "evaluate",
+    "evaluate_clients",
+    "evaluation",
+    "everyone",
+    "everything",
+    "executors",
+    "flatten",
+    "head",
+    "interpolate",
+    "looped",
+    "lora",
+    "mean",
+    "method",
+    "methods",
+    "models",
+    "norm",
+    "norm_statistics",
+    "nothing",
+    "objectives",
+    "parse",
+    "phases",
+    "reestimate",
+    "register",
+    "run",
+    "select",
+    "simulate",
+    "start",
+    "summarize",
+    "tasks",
+    "traffic",
+    "train",
+    "twin",
+    "uniform",
+    "vectorised",
+    "where",
+    "with_executor",
+]

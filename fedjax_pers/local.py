@@ -16,7 +16,7 @@ import optax
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report
 from fedjax_pers.batches import batch_shapes, loop
 from fedjax_pers.checks import positive_int, require
-from fedjax_pers.layouts import Layout, leaves_of, replace, trainable_leaves
+from fedjax_pers.layouts import OWN, Layout, leaves_of, replace, trainable_leaves
 from fedjax_pers.objectives import Objective, task_loss
 from fedjax_pers.paths import Selector, SelectorLike, as_selector, everything, nothing
 
@@ -81,7 +81,7 @@ def train(
       optimizer: from a step size to an optax optimiser; its state is fresh in every phase.
       objective: what is minimised; :func:`~fedjax_pers.objectives.task_loss` by default.
       roles: ``"shared"``, ``"personal"`` or ``"all"``.
-      leaves: only those of these names (patterns over names in the parts).
+      leaves: only those at these paths of the model.
       order: name of the stream that orders the examples; phases of equal order see equal batches.
       drop_last: leave out short batches; a client smaller than a batch is then skipped.
     """
@@ -114,8 +114,11 @@ def _chosen(layout: Layout, parts: Parts, roles: str, chosen: Selector) -> Leave
     candidates = trainable_leaves(layout, parts, roles)
     if chosen == everything or not candidates:
         return candidates
-    names = chosen.select(candidates, layout.model)
-    return {name: x for name, x in candidates.items() if name in names}
+    # Selectors speak of the model's paths; a client's own copy of a leaf answers to the same path.
+    paths = chosen.select({name.removeprefix(OWN): x for name, x in candidates.items()}, layout.model)
+    named = {name: x for name, x in candidates.items() if name.removeprefix(OWN) in paths}
+    require(bool(named), f"leaves: {chosen} selects none of the leaves that may train here: {sorted(candidates)}")
+    return named
 
 
 def one_step(

@@ -106,10 +106,10 @@ class _Reader:
 
     def take(self, operator: str) -> bool:
         token = _TOKEN.match(self.text, self.position)
-        found = token is not None and token["operator"] == operator
-        if found:
-            self.position = token.end()
-        return found
+        if token is None or token["operator"] != operator:
+            return False
+        self.position = token.end()
+        return True
 
     def need(self, operator: str) -> None:
         if not self.take(operator):

@@ -152,7 +152,7 @@ class _Complement(Selector):
         return f"~{_within(self.part)}"
 
 
-def _joined(kind: type, parts: Iterable[Selector]) -> Selector:
+def _joined(kind: type[_Union] | type[_Intersection], parts: Iterable[Selector]) -> Selector:
     """One flat union or intersection, so that equal text means equal selectors."""
     flat = tuple(inner for part in parts for inner in (part.parts if isinstance(part, kind) else (part,)))
     return flat[0] if len(flat) == 1 else kind(flat)
@@ -334,9 +334,10 @@ def assign(
         claims = [role for role, paths in taken.items() if path in paths]
         if len(claims) > 1:
             raise ValueError(f"leaf {path!r} is claimed by {' and '.join(map(repr, claims))}; make these disjoint")
-        if not claims and default is None:
+        owner = claims[0] if claims else default
+        if owner is None:
             raise ValueError(f"leaf {path!r} is claimed by no role; roles are {', '.join(map(repr, roles)) or 'none'}")
-        assigned[path] = claims[0] if claims else default
+        assigned[path] = owner
     return assigned
 
 

@@ -177,14 +177,15 @@ def absent_rows(subject: Subject) -> None:
 
 
 def executors_agree(subject: Subject) -> None:
-    """One after another, in chunks (of a size that does not divide the cohort) and all at once: the same result."""
+    """One after another, in chunks (of a size that does not divide the cohort) and by default: the same result.
+
+    With models as small as those of the checks the default is all at once.
+    """
     cohort = subject.cohort(list(range(CLIENTS)))
-    results = []
-    for lanes in (1, 4, None):
+    expected, _ = subject.step(subject.start(), cohort, jax.random.key(0))
+    for lanes in (1, 4):
         step = jax.jit(with_executor(subject.algorithm, Executor(lanes)).step)
-        results.append(step(subject.start(), cohort, jax.random.key(0))[0])
-    for lanes, after in zip((4, "all"), results[1:], strict=True):
-        assert_close(after, results[0], f"lanes = {lanes} against lanes = 1")
+        assert_close(step(subject.start(), cohort, jax.random.key(0))[0], expected, f"lanes = {lanes} against the default")
 
 
 def vectorises(subject: Subject) -> None:

@@ -53,7 +53,7 @@ def imports_of(source: str, module: str, is_package: bool = False) -> set[str]:
             above = parts[: len(parts) - (node.level - 1)] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             inner = {f"{base}.{alias.name}" for alias in node.names}
-            found |= inner & NAMES or {base}
+            found |= (inner & NAMES) | ({base} if inner - NAMES else set())
     return {name for name in found if name == "fedjax_pers" or name.startswith("fedjax_pers.")}
 
 
@@ -65,7 +65,8 @@ def test_imports_are_read_in_all_their_forms():
     source = """
 import numpy
 import fedjax_pers.paths
-from fedjax_pers import trees, no_such_module
+from fedjax_pers import trees
+from fedjax_pers.data import bundle_of, partitioners
 from fedjax_pers.base import Task
 from . import files
 from ..evaluation.statistics import summarize
@@ -76,6 +77,8 @@ def later():
         "fedjax_pers.paths",
         "fedjax_pers.trees",
         "fedjax_pers.base",
+        "fedjax_pers.data",
+        "fedjax_pers.data.partitioners",
         "fedjax_pers.report.files",
         "fedjax_pers.evaluation.statistics",
         "fedjax_pers",

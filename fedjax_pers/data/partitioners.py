@@ -305,7 +305,6 @@ def _shared_out(drawn: np.ndarray, in_train: list[int], balanced: bool) -> tuple
 def _counts(shares: np.ndarray, rows: int) -> np.ndarray:
     """Whole numbers that add up to ``rows``, each less than one away from ``shares * rows``."""
     edges = np.floor(np.cumsum(shares) * rows + 0.5).astype(np.int64)
-    edges[-1] = rows
     return np.diff(edges, prepend=0)
 
 

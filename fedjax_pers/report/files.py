@@ -91,6 +91,26 @@ def probe(folder: Path, size: int) -> None:
 
 
 @contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a folder for this process; the lock goes with the process, however it ends.
+
+    Raises:
+      BlockingIOError: another process holds it.
+    """
+    import fcntl  # not on Windows, where every process is let in
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(error.errno, "another process is running in this folder", str(folder)) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
     try:
         yield

@@ -33,7 +33,9 @@ COLUMNS = (
 )
 
 
-def comparison_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = None) -> Table:
+def comparison_table(
+    rows: Sequence[Mapping[str, Any]], *, title: str | None = None, note: str | None = None
+) -> Table:
     """A table of methods for the terminal; the best of each column of accuracy is bold, ties included.
 
     Example:
@@ -47,11 +49,12 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = N
         clients), ``worst``, ``hurt`` (share of clients below the model without personalisation), ``megabytes_up`` and
         ``megabytes_down`` (of one client in the whole run). Shares are in 0 .. 1. Absent, ``None`` and NaN are a dash.
       title: shown above.
+      note: added to the caption, for instance what ``hurt`` compares with.
 
     Raises:
       ValueError: a row has no method or number of seeds, a field is not a pair, or a field is unknown.
     """
-    table = Table(title=title, caption=_caption(rows))
+    table = Table(title=title, caption=_caption(rows, note))
     table.add_column("method")
     for column in COLUMNS:
         table.add_column(column.heading, justify="right")
@@ -62,7 +65,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = N
     return table
 
 
-def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def to_markdown(rows: Sequence[Mapping[str, Any]], *, note: str | None = None) -> str:
     """The same table as :func:`comparison_table` for a Markdown page.
 
     Example:
@@ -71,18 +74,20 @@ def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
     Args:
       rows: as for :func:`comparison_table`.
+      note: added to the caption.
     """
     headings = ["method", *(column.heading for column in COLUMNS), "seeds"]
     lines = [headings, ["---", *["---:"] * (len(COLUMNS) + 1)]]
     for name, cells, best, seeds in _cells(rows):
         shown = [f"**{cell}**" if bold else cell for cell, bold in zip(cells, best, strict=True)]
         lines.append([name.replace("|", r"\|"), *shown, str(seeds)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{_caption(rows)}\n"
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{_caption(rows, note)}\n"
 
 
-def _caption(rows: Sequence[Mapping[str, Any]]) -> str:
+def _caption(rows: Sequence[Mapping[str, Any]], note: str | None) -> str:
     spread = "mean ± sample standard deviation over seeds" if any(_seeds(row) > 1 for row in rows) else "one seed"
-    return f"{spread}; bold: best of the column; worst tenth: mean of the ceil(N/10) worst clients; MB of one client"
+    caption = f"{spread}; bold: best of the column; worst tenth: mean of the ceil(N/10) worst clients; MB of one client"
+    return f"{caption}; {note}" if note else caption
 
 
 def _cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], list[bool], int]]:

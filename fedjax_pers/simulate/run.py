@@ -124,7 +124,7 @@ def run(
     """
     key, before = as_key(key), compilations()
     positive_int("rounds", rounds)
-    sampler = _sampler(algorithm, federation, cohort_size, sampler)
+    sampler = chosen_sampler(algorithm, federation, cohort_size, sampler)
     require(evaluate_every is None or evaluate_every >= 0, f"evaluate_every: found {evaluate_every}; allowed is 0 or more")
     check_federation(algorithm.task, federation)
     # The program takes its state's memory over (donation); the caller's stays the caller's.
@@ -210,7 +210,10 @@ def rejected_message(metrics: Metrics, first: int, federation: Federation) -> st
     return f"round {first + rounds[0] + 1}: uploads of {names} were not finite; they were left out of the aggregate"
 
 
-def _sampler(algorithm: Algorithm, federation: Federation, cohort_size: int | None, sampler: Sampler | None) -> Sampler:
+def chosen_sampler(
+    algorithm: Algorithm, federation: Federation, cohort_size: int | None, sampler: Sampler | None = None
+) -> Sampler:
+    """The sampler of a run; ValueError where the method or the federation cannot have it."""
     require(cohort_size is None or sampler is None, "cohort_size, sampler: both were given; a run has one or the other")
     whole = cohort_size in (None, federation.num_clients) and sampler in (None, everyone)
     require(

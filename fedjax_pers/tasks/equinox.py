@@ -84,8 +84,8 @@ def equinox(
             own = {"key": key} if "key" in accepted else {}
             return module(*inputs, state=state, **own) if stateful else (module(*inputs, **own), None)
 
-        axes = {"in_axes": (0, 0, None), "out_axes": (0, None), "axis_name": "batch"}
-        outputs, state = jax.vmap(one, **axes)(read(batch), keys, state)
+        over_batch = jax.vmap(one, in_axes=(0, 0, None), out_axes=(0, None), axis_name="batch")
+        outputs, state = over_batch(read(batch), keys, state)
         return outputs, {"state": state} if stateful and key is not None else {}
 
     variables = jax.eval_shape(init, jax.random.key(0))

@@ -6,7 +6,6 @@ from typing import Any
 
 from fedjax_pers import models
 from fedjax_pers.base import Task
-from fedjax_pers.checks import require
 from fedjax_pers.tasks.linen import linen
 
 
@@ -30,13 +29,9 @@ def from_model(federation: Any, model: str = "mlp", *, num_classes: int | None =
     """
     example = getattr(federation, "example", federation)
     known = getattr(federation, "num_classes", None)
-    require(
-        num_classes is not None or known is not None,
-        "num_classes: found None, and the federation has no classes; expected the number of classes",
-    )
-    require(
-        None in (num_classes, known) or num_classes == known,
-        f"num_classes: found {num_classes}, but the federation has {known}; leave it out",
-    )
-    num_classes = known if num_classes is None else num_classes
-    return linen(models.build(model, example, num_classes, **settings), example, num_classes=num_classes)
+    classes = known if num_classes is None else num_classes
+    if classes is None:
+        raise ValueError("num_classes: found None, and the federation has no classes; expected the number of classes")
+    if known not in (None, classes):
+        raise ValueError(f"num_classes: found {num_classes}, but the federation has {known}; leave it out")
+    return linen(models.build(model, example, classes, **settings), example, num_classes=classes)

@@ -83,7 +83,7 @@ def _task(
 
     with explained("the model", example):
         variables = jax.eval_shape(init, jax.random.key(0))
-        kinds = linen_kinds(module, variables, *read(shapes(example)), **told(None, False))
+        kinds = linen_kinds(module, variables, *read(shapes(example)), **told(zeros(example)["weight"], False))
     return supervised(
         init,
         apply,

@@ -12,7 +12,7 @@ from fedjax_pers.base import Array, Batch, Leaves, Task
 from fedjax_pers.checks import require
 from fedjax_pers.paths import Selector, as_selector, flatten, nothing
 from fedjax_pers.tasks.criteria import Criterion, as_criterion
-from fedjax_pers.tasks.examples import ROWS, as_example, explained, shapes
+from fedjax_pers.tasks.examples import ROWS, Example, as_example, explained, shapes
 
 
 def weighted_mean(values: Array, weight: Array) -> Array:
@@ -90,12 +90,10 @@ def supervised(
     def start(key: Array) -> Any:
         return jax.tree.map(_strong, init(key))
 
-    def forward(variables: Any, batch: Batch, key: Array | None) -> tuple[Any, Leaves]:
+    def forward(variables: Any, batch: Batch, key: Array | None = None) -> tuple[Any, Leaves]:
+        batch = _weighted(batch)
         outputs, tracked = apply(variables, batch, key)
         return outputs, _kept_if_empty(variables, tracked, batch["weight"])
-
-    def apply_weighted(variables: Any, batch: Batch, key: Array | None = None) -> tuple[Any, Leaves]:
-        return forward(variables, _weighted(batch), key)
 
     def loss(variables: Any, batch: Batch, key: Array | None) -> tuple[Array, Leaves]:
         batch = _weighted(batch)
@@ -104,11 +102,13 @@ def supervised(
 
     def metrics(variables: Any, batch: Batch) -> dict[str, Array]:
         batch = _weighted(batch)
-        outputs, _ = forward(variables, batch, None)
+        outputs, _ = forward(variables, batch)
         return dict(criterion.metrics(outputs, batch))
 
-    task = Task(start, loss, metrics, apply_weighted, criterion.loss, statistics, example, kinds, num_classes)
-    return task._replace(num_classes=_checked(task, criterion))
+    leaves, tracked, outputs = _traced(start, forward, criterion, example)
+    _check_statistics(statistics, leaves, tracked)
+    classes = _checked_classes(num_classes, criterion.classes(outputs), outputs)
+    return Task(start, loss, metrics, forward, criterion.loss, statistics, example, kinds, classes)
 
 
 def _strong(leaf: Any) -> Array:
@@ -132,32 +132,26 @@ def _kept_if_empty(variables: Any, tracked: Any, weight: Array) -> Leaves:
     strangers = sorted(set(found) - set(before))
     require(not strangers, f"tracked: found {strangers}, which are no leaves of the variables")
     some = (weight > 0).any()
-    return {path: jnp.where(some, x.astype(before[path].dtype), before[path]) for path, x in found.items()}
+    return {path: jnp.where(some, jnp.asarray(x, before[path].dtype), before[path]) for path, x in found.items()}
 
 
-def _checked(task: Task, criterion: Criterion) -> int | None:
-    """Traces the task on its example; returns the number of classes."""
-    batch, key = shapes(task.example), jax.random.key(0)
-    with explained("initialising the model", task.example):
-        variables = jax.eval_shape(task.init, key)
-    with explained("the model in training", task.example):
-        _, tracked = jax.eval_shape(task.apply, variables, batch, key)
-    with explained("the model in evaluation", task.example):
-        outputs, _ = jax.eval_shape(lambda v, b: task.apply(v, b, None), variables, batch)
-    with explained("the criterion", task.example):
+def _traced(
+    init: Callable[..., Any], apply: Callable[..., Any], criterion: Criterion, example: Example
+) -> tuple[Leaves, Leaves, Any]:
+    """Shapes of the leaves, of what training tracks and of the outputs; nothing is computed."""
+    batch, key = shapes(example), jax.random.key(0)
+    with explained("initialising the model", example):
+        variables = jax.eval_shape(init, key)
+    with explained("the model in training", example):
+        _, tracked = jax.eval_shape(apply, variables, batch, key)
+    with explained("the model in evaluation", example):
+        outputs, _ = jax.eval_shape(apply, variables, batch)
+    with explained("the criterion", example):
         losses = jax.eval_shape(criterion.loss, outputs, batch)
-    require(losses.shape == (ROWS,), f"criterion: found losses of shape {losses.shape}; expected [batch], ({ROWS},)")
-    _check_statistics(task.statistics, flatten(variables), tracked)
-
-    classes = criterion.classes(outputs)
-    if task.num_classes is not None and classes is None:
-        raise ValueError(f"num_classes: found {task.num_classes}, but for this criterion y is no class; leave it out")
-    if task.num_classes not in (None, classes):
-        raise ValueError(
-            f"num_classes: found {task.num_classes}, but the model tells {classes} classes apart "
-            f"(its outputs are {outputs.shape} for {ROWS} examples)"
-        )
-    return classes
+        scores = jax.eval_shape(criterion.metrics, outputs, batch)
+    for name, score in {"the loss": losses, **scores}.items():
+        require(score.shape == (ROWS,), f"criterion: found {name} of shape {score.shape}; expected [batch], ({ROWS},)")
+    return flatten(variables), tracked, outputs
 
 
 def _check_statistics(statistics: Selector, leaves: Leaves, tracked: Leaves) -> None:
@@ -171,3 +165,14 @@ def _check_statistics(statistics: Selector, leaves: Leaves, tracked: Leaves) -> 
             x.shape == leaves[path].shape,
             f"tracked: found {path} of shape {x.shape}; expected {leaves[path].shape} as in the variables",
         )
+
+
+def _checked_classes(wanted: int | None, found: int | None, outputs: Any) -> int | None:
+    if wanted is not None and found is None:
+        raise ValueError(f"num_classes: found {wanted}, but for this criterion y is no class; leave it out")
+    if wanted not in (None, found):
+        raise ValueError(
+            f"num_classes: found {wanted}, but the model tells {found} classes apart "
+            f"(its outputs are {outputs.shape} for {ROWS} examples)"
+        )
+    return found

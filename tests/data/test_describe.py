@@ -1,6 +1,7 @@
 """The table and the picture of a federation."""
 
 import io
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -64,16 +65,20 @@ def test_text_has_sizes_only(tmp_path):
 
 
 def colours(path):
+    """How many dots of each colour a picture has."""
     with Image.open(path) as image:
-        return {tuple(pixel) for pixel in np.asarray(image.convert("RGB")).reshape(-1, 3)}
+        return Counter(tuple(pixel) for pixel in np.asarray(image.convert("RGB")).reshape(-1, 3).tolist())
 
 
 @pytest.mark.parametrize("clients", [1, 3, 165])
 def test_the_picture_shows_every_class_and_split(tmp_path, clients):
     federation = from_clients({k: {"train": rows([0, 1, 2]), "test": rows([2])} for k in range(clients)})
     picture(federation, tmp_path / "mix.png")
-    blue, orange, green = (31, 119, 180), (255, 127, 14), (44, 160, 44)
-    assert {blue, orange, green} <= colours(tmp_path / "mix.png")
+    dots = colours(tmp_path / "mix.png")
+    blue, orange, green = dots[31, 119, 180], dots[255, 127, 14], dots[44, 160, 44]
+    assert orange == pytest.approx(blue, rel=0.1) and green == pytest.approx(4 * blue, rel=0.1)  # a third; all of test
+    dark, light = dots[64, 64, 64], dots[204, 204, 204]
+    assert dark == pytest.approx(3 * light, rel=0.1)
     with Image.open(tmp_path / "mix.png") as image:
         assert image.height > 600 and image.width >= 900
 

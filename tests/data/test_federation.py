@@ -94,7 +94,7 @@ def test_unseen_clients_leave_training_and_come_after_it(five):
     assert cohort.ids.tolist() == [4] and cohort.valid.tolist() == [True] and cohort.tags[0] == five.tags[3]
     assert cohort.data["x"][int(cohort.start[0]), 0] == 3500
     assert federation.select(["c0", "c2"]).unseen.first_id == 2
-    assert "2 unseen clients" in repr(federation)
+    assert "2 unseen clients" in repr(federation) and federation.unseen.name == "clients/unseen"
 
 
 def test_a_share_of_unseen_clients_is_drawn_by_tag():
@@ -136,6 +136,8 @@ def test_validation_rows_come_from_the_clients_own_training_rows(five):
 def test_validation_rows_of_a_client_do_not_depend_on_the_others(five, assert_same):
     alone = five.select(["c3"]).with_validation(0.5, seed=3)
     assert_same(alone, five.with_validation(0.5, seed=3).select(["c3"]))
+    twins = from_clients({k: client(30) for k in "ab"}).with_validation(0.5).validation
+    assert twins.client(0)["x"].tolist() != twins.client(1)["x"].tolist()
     other = five.with_validation(0.5, seed=4).select(["c3"])
     assert other.validation.data["x"].tolist() != alone.validation.data["x"].tolist()
 

@@ -105,14 +105,15 @@ def write_pfllib(folder, split, client, content):
 
 def test_reads_a_folder_of_pfllib(tmp_path):
     for client in (10, 9):
-        x = np.arange(24, dtype=np.float32).reshape(2, 3, 2, 2) + client
+        x = np.arange(36, dtype=np.float32).reshape(2, 3, 2, 3) + client
         write_pfllib(tmp_path, "train", client, {"x": x, "y": np.array([0, 1])})
-    write_pfllib(tmp_path, "test", 9, {"x": np.zeros((1, 3, 2, 2), np.float32), "y": [np.int64(1)]})
+    write_pfllib(tmp_path, "test", 9, {"x": np.zeros((1, 3, 2, 3), np.float32), "y": [np.int64(1)]})
     federation = load(tmp_path)
-    assert federation.client_ids == (9, 10) and federation.example[0] == ("x", (2, 2, 3), "float32")
-    assert federation.train.client(0)["x"][0, 0, 0].tolist() == [9, 13, 17]
+    assert federation.client_ids == (9, 10) and federation.example[0] == ("x", (2, 3, 3), "float32")
+    assert federation.train.client(0)["x"][0, 0, 0].tolist() == [9, 15, 21]
+    assert federation.train.client(0)["x"][0, 1, 0].tolist() == [12, 18, 24]
     assert federation.sizes("test").tolist() == [1, 0] and "no test data: 10" in federation.notes[0]
-    assert load(tmp_path, channels_first=False).example[0] == ("x", (3, 2, 2), "float32")
+    assert load(tmp_path, channels_first=False).example[0] == ("x", (3, 2, 3), "float32")
 
 
 class Harmful:

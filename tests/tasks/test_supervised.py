@@ -121,5 +121,8 @@ def test_what_does_not_fit_fails_when_the_task_is_made(changed, message):
 
 def test_a_criterion_that_averages_over_the_batch_is_refused():
     criterion = Criterion(lambda o, b: o.mean(), lambda o, b: {"loss": o.mean()}, lambda o: None)
-    with pytest.raises(ValueError, match=r"criterion: found losses of shape \(\); expected \[batch\]"):
+    with pytest.raises(ValueError, match=r"criterion: found the loss of shape \(\); expected \[batch\]"):
+        built(criterion=criterion)
+    criterion = Criterion(lambda o, b: o[:, 0], lambda o, b: {"area": o.mean()}, lambda o: None)
+    with pytest.raises(ValueError, match=r"criterion: found area of shape \(\); expected \[batch\]"):
         built(criterion=criterion)

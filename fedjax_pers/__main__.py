@@ -1,0 +1,3 @@
+from fedjax_pers.cli import main
+
+main()

@@ -1,0 +1,164 @@
+"""What a run writes down: a row for each round, a row for each client, and the numbers they sum up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_pers.base import Metrics
+from fedjax_pers.config import Config
+from fedjax_pers.data import Federation
+from fedjax_pers.evaluation.statistics import summarize
+from fedjax_pers.simulate.run import Block, Table
+from fedjax_pers.traffic import Traffic
+
+_MEGABYTE = 10**6
+Row = dict[str, Any]
+
+
+class Ledger:
+    """Makes the rows of a run, one a round, and counts the bytes that were sent so far."""
+
+    def __init__(
+        self, method: str, costs: Traffic, federation: Federation, cohort_size: int | None, last: Row | None
+    ) -> None:
+        self._method, self._costs, self._federation = method, costs, federation
+        self._everyone = cohort_size in (None, federation.num_clients)
+        self._round = last["round"] if last else 0
+        self._total = {way: _bytes(last[f"total_megabytes_{way}"]) if last else 0 for way in ("up", "down")}
+
+    def rows(self, block: Block) -> list[Row]:
+        """The rows of a block's rounds; the last one has the evaluation, where there was one."""
+        rows = [self._row(_of_round(block.metrics, place)) for place in range(len(block.metrics.update_norm))]
+        if block.table is not None:
+            rows[-1] |= means(block.table)
+        return rows
+
+    def _row(self, metrics: Metrics) -> Row:
+        self._round += 1
+        here = metrics.ids < self._federation.num_clients
+        trained = here & ~metrics.rejected & ~metrics.empty
+        sent = int(metrics.transmitted.sum())
+        moved = {"up": sent * (self._costs.up + self._costs.metadata_up), "down": sent * self._costs.down}
+        self._total = {way: self._total[way] + moved[way] for way in moved}
+        loss = means_of(metrics.loss[trained], metrics.examples[trained])
+        return {
+            "round": self._round,
+            "method": self._method,
+            "participants": int(here.sum()),
+            "sampled": None if self._everyone else self._names(metrics.ids[here]),
+            "rejected": self._names(metrics.ids[metrics.rejected]),
+            "empty": self._names(metrics.ids[metrics.empty]),
+            "communicated": sent,
+            "skipped": None if trained.any() else _reason(metrics),
+            "train_loss_weighted_mean": loss[0],
+            "train_loss_unweighted_mean": loss[1],
+            "update_norm": metrics.update_norm,
+            **{f"megabytes_{way}": moved[way] / _MEGABYTE for way in moved},
+            **{f"total_megabytes_{way}": self._total[way] / _MEGABYTE for way in moved},
+        }
+
+    def _names(self, ids: np.ndarray) -> list[Any]:
+        return [self._federation.client_ids[index] for index in ids]
+
+
+def _bytes(megabytes: float) -> int:
+    return round(megabytes * _MEGABYTE)
+
+
+def _of_round(metrics: Metrics, place: int) -> Metrics:
+    return Metrics(*(each[place] for each in metrics))
+
+
+def _reason(metrics: Metrics) -> str:
+    rejected, empty = int(metrics.rejected.sum()), int((metrics.empty & ~metrics.rejected).sum())
+    cases = ((rejected, "sent something not finite"), (empty, "had nothing to train on"))
+    return "no upload was accepted: " + ", ".join(f"{count} {what}" for count, what in cases if count)
+
+
+def means_of(values: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+    """The mean weighted by ``counts`` and the plain one, ``(NaN, NaN)`` over nobody."""
+    if not len(values):
+        return float("nan"), float("nan")
+    values = np.asarray(values, np.float64)
+    return float(np.average(values, weights=counts)), float(values.mean())
+
+
+def means(table: Table) -> Row:
+    """Means over the clients that have examples: of their personalised models, and of the global one if there is one."""
+    tested = table.examples > 0
+    row = {}
+    for model, columns in (("personal", table.personal), ("global", table.common)):
+        for name, values in columns.items():
+            weighted, plain = means_of(values[tested], table.examples[tested])
+            row |= {f"{model}_{name}_weighted_mean": weighted, f"{model}_{name}_unweighted_mean": plain}
+    return row
+
+
+def accuracy(row: Mapping[str, Any]) -> float | None:
+    """The unweighted mean accuracy of the personalised models, where the row has an evaluation."""
+    return row.get("personal_accuracy_unweighted_mean")
+
+
+def curve(rows: Iterable[Row], clients: int) -> dict[str, list[float]]:
+    """Rounds, accuracy and megabytes of one client (up and down since the start), at the evaluations."""
+    judged = [row for row in rows if accuracy(row) is not None]
+    total = [(row["total_megabytes_up"] + row["total_megabytes_down"]) / clients for row in judged]
+    return {"round": [row["round"] for row in judged], "accuracy": [accuracy(row) for row in judged], "megabytes": total}
+
+
+def client_columns(federation: Federation, trained: Table, unseen: Table | None) -> dict[str, list[Any]]:
+    """The columns of ``clients.csv``: clients in training, then those that never were."""
+    parts = [(federation, trained, 0)]
+    if unseen is not None:
+        parts.append((federation.unseen, unseen, 1))
+    columns: dict[str, list[Any]] = {}
+    for part, table, never in parts:
+        columns_of_part = {
+            "client": table.client_ids,
+            "unseen": [never] * part.num_clients,
+            "train_examples": part.sizes("train"),
+            "test_examples": table.examples,
+            "rounds_taken_part": table.rounds_taken_part,
+            **table.personal,
+            **{f"global_{name}": values for name, values in table.common.items()},
+        }
+        for name, values in columns_of_part.items():
+            columns.setdefault(name, []).extend(values)
+    return columns
+
+
+def summary(config: Config, rows: list[Row], costs: Traffic, trained: Table, unseen: Table | None) -> dict[str, Any]:
+    """The numbers of ``summary.json``. ``hurt`` is against this run's own global model, where it has one."""
+    clients, last = len(trained.client_ids), rows[-1]
+    rejected = sorted({name for row in rows for name in row["rejected"]})
+    return {
+        "method": config.method,
+        "rounds": last["round"],
+        "judged_on": config.split,
+        "clients": clients,
+        "clients_that_took_part": int((trained.rounds_taken_part > 0).sum()),
+        **_scores(trained),
+        "unseen": None if unseen is None else {"clients": len(unseen.client_ids), **_scores(unseen)},
+        "rejected_uploads": sum(len(row["rejected"]) for row in rows),
+        "rejected_clients": rejected,
+        "skipped_rounds": [row["round"] for row in rows if row["skipped"]],
+        "traffic": {
+            "bytes_up_per_client_and_round": costs.up + costs.metadata_up,
+            "bytes_down_per_client_and_round": costs.down,
+            "bytes_down_per_client_once": costs.first_down,
+            "bytes_kept_per_client": costs.row,
+            **{f"total_megabytes_{way}": last[f"total_megabytes_{way}"] for way in ("up", "down")},
+            **{f"megabytes_{way}_per_client": last[f"total_megabytes_{way}"] / clients for way in ("up", "down")},
+        },
+    }
+
+
+def _scores(table: Table) -> dict[str, Any]:
+    own, common = table.personal["accuracy"], table.common.get("accuracy")
+    return {
+        "personal_accuracy": summarize(own, table.examples, common),
+        "global_accuracy": None if common is None else summarize(common, table.examples),
+    }

@@ -1,0 +1,340 @@
+"""A run in a folder: checked before any work, resumed where a kill has left it, the same bytes every time."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_pers import data
+from fedjax_pers.algorithms import method
+from fedjax_pers.base import State, Task
+from fedjax_pers.checks import number, one_of, require
+from fedjax_pers.compose import Algorithm, with_executor
+from fedjax_pers.config import Config, check_names
+from fedjax_pers.data import SPLITS, Federation
+from fedjax_pers.executors import Executor
+from fedjax_pers.parsing import parse
+from fedjax_pers.paths import Selector
+from fedjax_pers.report import files, results
+from fedjax_pers.report.plots import learning_curves
+from fedjax_pers.simulate import checkpoint, records
+from fedjax_pers.simulate.compilations import compilations
+from fedjax_pers.simulate.matching import check_federation
+from fedjax_pers.simulate.run import Block, chosen_sampler, evaluate_clients, pool_of, run, start
+from fedjax_pers.tasks import from_model
+from fedjax_pers.traffic import traffic
+
+OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": optax.sgd,
+    "momentum": functools.partial(optax.sgd, momentum=0.9),
+    "adam": optax.adam,
+    "adamw": optax.adamw,
+}
+"""Optimizers by name. One object for each name, so that compiled programs are found again."""
+
+CHECKPOINTS = "checkpoints"
+Progress = Callable[[int, int, float | None], None]
+"""``progress(rounds done, rounds, unweighted mean accuracy of the personalised models or None)``."""
+
+
+class Study(NamedTuple):
+    """A run that has been checked: everything that could fail has been built.
+
+    Attributes:
+      config: what was asked.
+      federation: the clients.
+      task: the model and its loss.
+      algorithm: the method.
+      warm: FedAvg for the rounds before, or ``None``.
+    """
+
+    config: Config
+    federation: Federation
+    task: Task
+    algorithm: Algorithm
+    warm: Algorithm | None
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.config.warm_start + self.config.rounds
+
+
+class Result(NamedTuple):
+    """What a finished run's folder holds.
+
+    Attributes:
+      folder: the run's folder.
+      summary: of ``summary.json``.
+      rows: of ``metrics.jsonl``, one a round.
+      clients: columns of ``clients.csv``, ``[clients]``.
+      compilations: programs that were compiled for it in this process (0 for a run that was finished before).
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+    clients: dict[str, list[Any]]
+    compilations: int
+
+
+def validate(config: Config, like: Study | None = None) -> Study:
+    """Builds all that can fail, before any work: data, model, method with its settings, cohort.
+
+    Example:
+      >>> validate(Config(model="linear", method="fedprox", settings={"mv": 0.1}))
+      Traceback (most recent call last):
+      ValueError: settings of fedprox: found 'mv'; allowed are lr, mu, ... Did you mean 'mu'?
+
+    Args:
+      config: what is asked.
+      like: another study, whose data and task are used again where the config asks for the same ones: studies that
+        share a task share compiled programs.
+
+    Raises:
+      ValueError: names the field, what was found and what is allowed.
+      FileNotFoundError: the data are not there.
+    """
+    config.check()
+    config = Config.from_dict(config.to_dict())  # as a file would give it back
+    federation = like.federation if _same(config, like, "data", "data_options", "unseen") else _federation(config)
+    asked = ("data", "data_options", "unseen", "model", "model_options")
+    task = like.task if _same(config, like, *asked) else _task(config, federation)
+    check_federation(task, federation)
+    one_of("split", config.split, SPLITS)
+    require(federation.split(config.split).num_rows > 0, f"split: found {config.split!r}, which has no rows in {config.data}")
+    algorithm = _algorithm(config, task, config.method, config.settings)
+    chosen_sampler(algorithm, federation, config.cohort_size)
+    return Study(config, federation, task, algorithm, _warm(config, task) if config.warm_start else None)
+
+
+def run_study(
+    config: Config, folder: str | Path, progress: Progress | None = None, *, study: Study | None = None
+) -> Result:
+    """Runs a study in a folder, or goes on where it was killed; a finished one is only read.
+
+    Whatever moment a run is killed at, starting it again gives the bytes that it would have given. Only
+    ``timings.jsonl`` and ``environment.json`` tell runs of one config apart.
+
+    Args:
+      config: what to run.
+      folder: of this run alone.
+      progress: called after every block of rounds.
+      study: the config, validated already.
+
+    Raises:
+      ValueError: as for :func:`validate`; or the folder holds another run.
+      OSError: the folder cannot be written to, or another process is writing there.
+      RejectedUploads: an upload was not finite, and the config asks to stop then.
+    """
+    before = compilations()
+    study = study or validate(config)
+    folder = results.prepare(folder, study.config.to_dict())
+    with files.locked(folder):
+        if (folder / results.SUMMARY).exists():
+            print(f"{folder}: this run is finished ({study.rounds} rounds); nothing to do")
+            return read_result(folder)
+        results.write_environment(folder)
+        state = _run_rounds(study, folder, progress)
+        _finish(study, folder, state)
+    return read_result(folder)._replace(compilations=compilations() - before)
+
+
+def read_result(folder: str | Path) -> Result:
+    """What a finished run has left in its folder.
+
+    Raises:
+      FileNotFoundError: the run is not finished, or was never there.
+    """
+    folder = Path(folder).absolute()
+    if not (folder / results.SUMMARY).exists():
+        raise FileNotFoundError(f"{folder}: holds no finished run ({results.SUMMARY} is missing)")
+    return Result(folder, results.read_summary(folder), results.read_rows(folder), results.read_clients(folder), 0)
+
+
+def last_state(folder: str | Path) -> tuple[Study, State]:
+    """The study of a run's folder and its state at the last checkpoint: for predictions, or to go on by hand.
+
+    Raises:
+      FileNotFoundError: there is no run, or no checkpoint yet.
+    """
+    folder = Path(folder).absolute()
+    study = validate(Config.from_dict(results.read_config(folder)))
+    step = checkpoint.latest(folder / CHECKPOINTS)
+    if step is None:
+        raise FileNotFoundError(f"{folder / CHECKPOINTS}: holds no checkpoint yet")
+    return study, _restored(study, folder, step)
+
+
+def _same(config: Config, like: Study | None, *fields: str) -> bool:
+    return like is not None and all(getattr(config, name) == getattr(like.config, name) for name in fields)
+
+
+def _federation(config: Config) -> Federation:
+    require("unseen" not in config.data_options, "data_options: found 'unseen', which is a field of its own")
+    try:
+        return data.load(config.data, unseen=config.unseen or None, **config.data_options)
+    except TypeError as error:
+        raise ValueError(f"data_options: found {dict(config.data_options)}; {config.data} says: {error}") from error
+
+
+def _task(config: Config, federation: Federation) -> Task:
+    try:
+        return from_model(federation, config.model, **config.model_options)
+    except TypeError as error:
+        raise ValueError(f"model_options: found {dict(config.model_options)}; {config.model} says: {error}") from error
+
+
+def _algorithm(config: Config, task: Task, name: str, settings: Mapping[str, Any]) -> Algorithm:
+    algorithm = method(name).make(task, **method_settings(name, settings))
+    return algorithm if config.lanes is None else with_executor(algorithm, Executor(config.lanes))
+
+
+def _warm(config: Config, task: Task) -> Algorithm:
+    """FedAvg with the method's own local training, as far as the two have settings of one name."""
+    settings = {**method(config.method).settings, **method_settings(config.method, config.settings)}
+    shared = {name: value for name, value in settings.items() if name in method("fedavg").settings}
+    algorithm = method("fedavg").make(task, **shared)
+    require(algorithm.common is not None, f"warm_start: FedAvg with {shared} has no whole model to start from")
+    return algorithm if config.lanes is None else with_executor(algorithm, Executor(config.lanes))
+
+
+def method_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a method from their plain form: checked by name and type, selectors read, optimizers looked up.
+
+    Example:
+      >>> method_settings("fedper", {"personal": "head(2)", "lr": 1})
+      {'personal': Selector(head(2)), 'lr': 1.0}
+
+    Raises:
+      ValueError: names the setting, what was found and what is allowed.
+    """
+    known = method(name).settings
+    check_names(f"settings of {name}", settings, known)
+    return {setting: _typed(f"{name}: {setting}", value, known[setting]) for setting, value in settings.items()}
+
+
+def _typed(name: str, value: Any, default: Any) -> Any:
+    """A value in the type of the setting's default. All numbers among the settings are at least 0."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    match default:
+        case bool():
+            require(isinstance(value, bool), f"{name}: found {value!r}; allowed are true and false")
+        case float():
+            require(whole or isinstance(value, float), f"{name}: found {value!r}; allowed is a number of at least 0")
+            number(name, value, low=0)
+            return float(value)
+        case None if value is None:
+            pass
+        case int() | None:
+            require(whole and value >= 0, f"{name}: found {value!r}; allowed is a whole number of at least 0")
+        case Selector():
+            require(isinstance(value, str | list), f"{name}: found {value!r}; allowed is a selector, such as 'head(1)'")
+            return parse(value if isinstance(value, str) else " | ".join(value))
+        case str():
+            require(isinstance(value, str), f"{name}: found {value!r}; allowed is a word")
+        case _:
+            one_of(name, value, OPTIMIZERS)
+            return OPTIMIZERS[value]
+    return value
+
+
+def _run_rounds(study: Study, folder: Path, progress: Progress | None) -> State:
+    config = study.config
+    done = checkpoint.latest(folder / CHECKPOINTS) or 0
+    results.truncate_after(folder, done)
+    if done:
+        print(f"{folder}: resumes after round {done} of {study.rounds}")
+    state = _restored(study, folder, done) if done else None
+    if study.warm is not None and done <= config.warm_start:
+        state = _run_phase(study, study.warm, state, config.warm_start, folder, progress)
+        state = _warm_started(study, state)
+    return _run_phase(study, study.algorithm, state, study.rounds, folder, progress)
+
+
+def _run_phase(
+    study: Study, algorithm: Algorithm, state: State | None, rounds: int, folder: Path, progress: Progress | None
+) -> State:
+    config = study.config
+    shapes = _state_shapes(algorithm, study.federation)
+    costs = traffic(algorithm, shapes, pool_of(study.federation, "train"))
+    name = config.method if algorithm is study.algorithm else "fedavg"
+    last = results.read_rows(folder)[-1:] if (folder / results.METRICS).exists() else []
+    ledger = records.Ledger(name, costs, study.federation, config.cohort_size, last[0] if last else None)
+    blocks, began, compiled = 0, time.perf_counter(), compilations()
+
+    def keep(block: Block) -> None:
+        nonlocal blocks, began, compiled
+        blocks += 1
+        rows = ledger.rows(block)
+        results.append_rows(folder, rows)
+        done, now = rows[-1]["round"], time.perf_counter()
+        timing = {"round": done, "rounds": len(rows), "seconds": now - began, "compilations": compilations() - compiled}
+        results.append_timings(folder, timing)
+        # Without a checkpoint after it, a run that stops here stops here again.
+        stops = config.stop_on_rejected and block.metrics.rejected.any()
+        if not stops and (done == rounds or blocks % config.checkpoint_every == 0):
+            results.sync(folder)
+            checkpoint.save(folder / CHECKPOINTS, done, block.state)
+        if progress is not None:
+            progress(done, study.rounds, records.accuracy(rows[-1]))
+        began, compiled = time.perf_counter(), compilations()
+
+    state, _ = run(
+        algorithm,
+        state,
+        study.federation,
+        rounds,
+        config.seed,
+        cohort_size=config.cohort_size,
+        evaluate_every=config.evaluate_every or None,
+        split=config.split,
+        stop_on_rejected=config.stop_on_rejected,
+        on_block=keep,
+    )
+    return state
+
+
+def _state_shapes(algorithm: Algorithm, federation: Federation) -> State:
+    return jax.eval_shape(lambda: start(algorithm, federation, 0))
+
+
+def _restored(study: Study, folder: Path, done: int) -> State:
+    warm = study.warm is not None and done <= study.config.warm_start
+    template = _state_shapes(study.warm if warm else study.algorithm, study.federation)
+    return checkpoint.restore(folder / CHECKPOINTS, template, done)
+
+
+def _warm_started(study: Study, state: State) -> State:
+    """The method's first state, from FedAvg's model; rounds and participation are counted on."""
+
+    def first(state: State) -> State:
+        variables = study.warm.common(state)
+        key = jax.random.key(study.config.seed)
+        new = study.algorithm.init(variables, key, num_clients=study.federation.num_clients)
+        return new._replace(round=state.round, seen=state.seen)
+
+    return jax.jit(first)(state)
+
+
+def _finish(study: Study, folder: Path, state: State) -> None:
+    config, federation = study.config, study.federation
+    trained = evaluate_clients(study.algorithm, state, federation, config.split, config.seed)
+    unseen = None
+    if federation.unseen is not None:
+        unseen = evaluate_clients(study.algorithm, state, federation.unseen, config.split, config.seed)
+    rows = results.read_rows(folder)
+    results.write_clients(folder, records.client_columns(federation, trained, unseen))
+    curve = records.curve(rows, federation.num_clients)
+    learning_curves({config.method: [curve]}, folder / "learning_curve.png", score="mean accuracy of a client")
+    costs = traffic(study.algorithm, state, pool_of(federation, "train"))
+    results.write_summary(folder, records.summary(config, rows, costs, trained, unseen))
