@@ -27,6 +27,9 @@ Leaves = dict[str, Any]
 Batch = dict[str, Any]
 """Arrays ``[batch, ...]`` by field; ``"weight"`` is 1 for an example and 0 for padding."""
 
+Example = tuple[tuple[str, tuple[int, ...], str], ...]
+"""Field, shape and dtype of one example: ``(("x", (10,), "float32"), ("y", (), "int32"))``."""
+
 
 class Task(NamedTuple):
     """What the user brings: a model and what it is trained for.
@@ -53,7 +56,7 @@ class Task(NamedTuple):
     apply: Callable[..., tuple[Any, Any]] | None = None
     criterion: Callable[[Any, Batch], Array] | None = None
     statistics: Selector = nothing
-    example: tuple[tuple[str, tuple[int, ...], str], ...] | None = None
+    example: Example | None = None
     kinds: tuple[tuple[str, str], ...] = ()
     num_classes: int | None = None
 

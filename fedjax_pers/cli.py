@@ -54,7 +54,8 @@ class ListData:
         from fedjax_pers import data
 
         rows = [(name, _first_line(getattr(data, name))) for name in (*data.names(), *data.local_names())]
-        rows += [("tfds:NAME", _first_line(data.tfds)), ("PATH", "an .npz or .sqlite file, or a folder of a known form")]
+        rows.append(("tfds:NAME", _first_line(data.tfds)))
+        rows.append(("PATH", "An .npz or .sqlite file, or a folder of a known form."))
         _print_table("data sets", ("data set", "what it is"), rows)
 
 
@@ -165,10 +166,11 @@ class Describe:
             whole = validate(dataclasses.replace(config, method="fedavg", settings={}), study)
             if study.algorithm.layout is not None:
                 rich.print(describe(study.algorithm.layout))
-            costs, all_leaves = costs_of(study), costs_of(whole)
-            share = costs.up / all_leaves.up
-            print(f"sent: {costs.up:,} B up, {costs.down:,} B down a client and round; FedAvg sends {all_leaves.up:,} B up")
-            print(f"uplink: {share:.2%} of FedAvg's, and {costs.metadata_up} B for the number of examples")
+            costs, model = costs_of(study), costs_of(whole).up
+            print(f"down: {costs.down:,} B a client and round; {costs.first_down:,} B once")
+            print(
+                f"up: {costs.up:,} B, {costs.up / model:.2%} of the model; {costs.metadata_up} B for the number of examples"
+            )
 
 
 @dataclass(frozen=True)
@@ -265,14 +267,18 @@ class Resume:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits: 0 done, 1 stopped by an upload that was not finite, 2 a mistake, 130 interrupted."""
+    """Runs the command line; exit status 1 after an upload that was not finite, 2 after a mistake, 130 interrupted."""
     args = list(sys.argv[1:] if args is None else args)
     try:
-        tyro.cli(_commands(args), prog="fedjax-pers", args=args, description=_ABOUT).execute()
+        plain_names = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
+        tyro.cli(_commands(args), prog="fedjax-pers", args=args, description=_ABOUT, config=plain_names).execute()
     except (ValueError, OSError) as error:
         _leave(MISTAKE, _said(error))
     except KeyboardInterrupt:
-        _leave(INTERRUPTED, "interrupted; the same command, or fedjax-pers resume FOLDER, goes on from the last checkpoint")
+        _leave(
+            INTERRUPTED,
+            "interrupted; the same command goes on from the last checkpoint, as does fedjax-pers resume FOLDER",
+        )
     except RuntimeError as error:
         if type(error).__name__ != "RejectedUploads":  # by name, as importing it would slow down --help
             raise
@@ -293,6 +299,7 @@ def compare_with_bars(configs: Mapping[str, Config], seeds: Iterable[int], folde
     rich.print(comparison.table())
     print(f"table, figures and all runs: {comparison.folder}")
     return comparison
+
 
 def _run(config: Config, folder: Path, study: Study) -> None:
     import rich
@@ -332,7 +339,8 @@ def _file_fields(args: Sequence[str]) -> dict[str, Any]:
         if option == "--config" and (path or index + 1 < len(args)):
             config = Config.from_dict(_read_json(Path(path or args[index + 1])))
             config.check()
-            return {each.name: getattr(config, each.name) for each in dataclasses.fields(Config) if each.name not in _OPTIONS}
+            names = (each.name for each in dataclasses.fields(Config))
+            return {name: getattr(config, name) for name in names if name not in _OPTIONS}
     return {}
 
 
@@ -377,12 +385,12 @@ def _print_table(title: str | None, headings: Sequence[str], rows: Iterable[Sequ
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=SIMPLE, show_header=any(headings))
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading == headings[0])
+    for place, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", no_wrap=place == 0)
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     rich.print(table)
 
 
 def _first_line(function: Any) -> str:
-    return inspect.getdoc(function).splitlines()[0]
+    return (inspect.getdoc(function) or "").partition("\n")[0].replace("``", "")

@@ -1,4 +1,4 @@
-"""What a run is asked to do, in values that a JSON file holds. Imports nothing heavy, so that help is printed at once."""
+"""What a run is asked to do, in values that a JSON file holds. Imports nothing heavy, so that help comes at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+_LEAST = {"rounds": 1, "seed": 0, "evaluate_every": 0, "warm_start": 0, "checkpoint_every": 1}
+
 
 @dataclass(frozen=True)
 class Config:
@@ -78,7 +81,7 @@ class Config:
             _need(name, isinstance(getattr(self, name), str), getattr(self, name), "a name")
         for name in ("data_options", "model_options", "settings"):
             _need(name, isinstance(getattr(self, name), Mapping), getattr(self, name), "an object of names and values")
-        for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 0), ("warm_start", 0), ("checkpoint_every", 1)):
+        for name, least in _LEAST.items():
             _whole(name, getattr(self, name), least)
         for name in ("cohort_size", "lanes"):
             if getattr(self, name) is not None:

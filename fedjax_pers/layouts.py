@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from rich.table import Table
 
 from fedjax_pers.base import Leaves, Parts, Task
-from fedjax_pers.paths import SelectorLike, assign, as_selector, flatten, nothing, unflattener
+from fedjax_pers.paths import SelectorLike, as_selector, assign, flatten, nothing, unflattener
 from fedjax_pers.presets import Model, model_of
 from fedjax_pers.trees import num_bytes
 

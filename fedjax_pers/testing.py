@@ -99,8 +99,9 @@ def assert_bitwise(found: Any, expected: Any, what: str) -> None:
         a, b = np.asarray(a), np.asarray(b)
         assert a.dtype == b.dtype and a.shape == b.shape, f"{what}: {path} is {a.dtype}{a.shape}, not {b.dtype}{b.shape}"
         if a.tobytes() != b.tobytes():
-            gap = np.nanmax(np.abs(a.astype(np.float64) - b.astype(np.float64)))
-            raise AssertionError(f"{what}: {path} differs, by at most {gap:.3g}")
+            differ = int(np.sum(~((a == b) | ((a != a) & (b != b)))))
+            example = np.argwhere(a != b)[:1].tolist()
+            raise AssertionError(f"{what}: {path} differs in {differ} of {a.size} entries, for example at {example}")
 
 
 def assert_close(found: Any, expected: Any, what: str, rtol: float = 2e-5, atol: float = 1e-6) -> None:

@@ -14,11 +14,11 @@ LONGEST_FILE = 420
 
 # A room is a file or a folder directly in the package. Each layer may import its own rooms and those of lower layers.
 LAYERS = {
-    0: {"typing", "base", "paths", "parsing", "presets", "tracing", "trees", "keys", "checks", "batches"},
+    0: {"typing", "base", "paths", "parsing", "presets", "tracing", "trees", "keys", "checks", "batches", "config"},
     1: {"layouts", "objectives", "local", "aggregators", "executors", "stores", "tasks", "models", "data"},
     2: {"compose", "wrappers", "evaluation", "privacy", "traffic"},
     3: {"algorithms"},
-    4: {"simulate", "report", "cli", "testing"},
+    4: {"simulate", "report", "cli", "testing", "__main__"},
 }
 LAYER_OF = {room: layer for layer, rooms in LAYERS.items() for room in rooms}
 

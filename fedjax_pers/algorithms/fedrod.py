@@ -28,7 +28,6 @@ from fedjax_pers.presets import head
     family="decoupling",
     personal="a second head that is added to the generic one",
     reduction="equal class counts: the generic model is FedAvg's",
-    needs_outputs=True,
 )
 def fedrod(
     task: Task,

@@ -31,7 +31,6 @@ class Method(NamedTuple):
       personal: what stays with the client, in words.
       reduction: which setting turns it into which other method.
       secure_aggregation: the server needs only sums over clients.
-      needs_outputs: it combines model outputs, so the task needs ``apply`` and ``criterion``.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Method(NamedTuple):
     personal: str
     reduction: str
     secure_aggregation: bool = True
-    needs_outputs: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:

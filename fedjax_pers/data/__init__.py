@@ -60,6 +60,11 @@ def names() -> tuple[str, ...]:
     return tuple(_BUNDLED)
 
 
+def local_names() -> tuple[str, ...]:
+    """The sets that :func:`load` knows the form of, and that come in a folder of their own (FEDJAX_PERS_DATA)."""
+    return tuple(_LOCAL)
+
+
 def load(
     name: str | Path, /, *, unseen: float | Iterable[ClientId] | None = None, unseen_seed: int = 0, **options: Any
 ) -> Federation:
@@ -144,6 +149,7 @@ __all__ = [
     "impute",
     "leaf",
     "load",
+    "local_names",
     "lognormal",
     "names",
     "natural",

@@ -89,7 +89,7 @@ def fast_convolutions(fn: Function) -> Function:
             return results
 
         jaxpr = _replace(jax.make_jaxpr(on_arrays)(*arrays))
-        return rebuild_result(core.jaxpr_as_fun(jaxpr)(*arrays))
+        return rebuild_result([jnp.asarray(result) for result in core.jaxpr_as_fun(jaxpr)(*arrays)])
 
     return replaced
 
@@ -192,8 +192,12 @@ def _is_covered_convolution(equation: Any) -> bool:
         lhs.ndim >= 3
         and jnp.issubdtype(lhs.dtype, jnp.floating)
         and min(lhs.size, rhs.size, equation.outvars[0].aval.size) > 0
-        and equation.params.get("out_sharding") is None
+        and _is_unsharded(equation.params["out_sharding"])
     )
+
+
+def _is_unsharded(sharding: Any) -> bool:
+    return sharding is None or all(axis is None for axis in sharding.spec)
 
 
 def _convolution(lhs: Array, rhs: Array, **params: Any) -> Array:
@@ -225,7 +229,7 @@ def _in_fast_layout(inputs: Array, weights: Array, **params: Any) -> Array:
     """``[batch, *space, in]`` with ``[*kernel, in, out]``: the layout that XLA's CPU compiler has its fast kernel for."""
     first, *space, last = range(inputs.ndim)
     layout = lax.ConvDimensionNumbers((first, last, *space), (last, last - 1, *range(last - 1)), (first, last, *space))
-    return conv_general_dilated_p.bind(inputs, weights, **params | {"dimension_numbers": layout})
+    return conv_general_dilated_p.bind(inputs, weights, **params | {"dimension_numbers": layout, "out_sharding": None})
 
 
 def _written_out(

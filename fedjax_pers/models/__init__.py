@@ -15,12 +15,12 @@ from typing import Any
 
 from flax import linen as nn
 
+from fedjax_pers.base import Example
 from fedjax_pers.checks import one_of, positive_int, require
 from fedjax_pers.models.dense import Mlp, linear, mlp, mlp_norm
 from fedjax_pers.models.images import Cnn, ResNet8, cnn, cnn_norm, resnet8
 from fedjax_pers.models.layers import Lstm
 from fedjax_pers.models.text import CharLstm, char_lstm
-from fedjax_pers.models.wants import Example
 
 __all__ = ["CharLstm", "Cnn", "Lstm", "Mlp", "ResNet8", "build", "names", "settings"]
 

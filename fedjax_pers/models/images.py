@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from flax import linen as nn
 
-from fedjax_pers.base import Array
+from fedjax_pers.base import Array, Example
 from fedjax_pers.checks import one_of, positive_int
 from fedjax_pers.models.layers import NORMS, normalised
-from fedjax_pers.models.wants import Example, images, widths
+from fedjax_pers.models.wants import images, widths
 
 
 class Cnn(nn.Module):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from flax import linen as nn
 
-from fedjax_pers.base import Array
+from fedjax_pers.base import Array, Example
 from fedjax_pers.checks import positive_int
 from fedjax_pers.models.layers import Lstm
-from fedjax_pers.models.wants import Example, tokens
+from fedjax_pers.models.wants import tokens
 
 
 class CharLstm(nn.Module):

@@ -7,10 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from fedjax_pers.base import Example
 from fedjax_pers.checks import positive_int, require
-
-Example = Iterable[tuple[str, tuple[int, ...], str]]
-"""Field, shape and dtype of one example, ``(("x", (10,), "float32"), ("y", (), "int32"))``."""
 
 
 def _field(model: str, example: Example, name: str) -> tuple[tuple[int, ...], str]:

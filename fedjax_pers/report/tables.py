@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 MISSING = "–"
@@ -33,9 +34,7 @@ COLUMNS = (
 )
 
 
-def comparison_table(
-    rows: Sequence[Mapping[str, Any]], *, title: str | None = None, note: str | None = None
-) -> Table:
+def comparison_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = None, note: str | None = None) -> Table:
     """A table of methods for the terminal; the best of each column of accuracy is bold, ties included.
 
     Example:
@@ -54,11 +53,11 @@ def comparison_table(
     Raises:
       ValueError: a row has no method or number of seeds, a field is not a pair, or a field is unknown.
     """
-    table = Table(title=title, caption=_caption(rows, note))
-    table.add_column("method")
+    table = Table(title=title, caption=_caption(rows, note), box=SIMPLE_HEAD)
+    table.add_column("method", no_wrap=True)
     for column in COLUMNS:
-        table.add_column(column.heading, justify="right")
-    table.add_column("seeds", justify="right")
+        table.add_column(column.heading, justify="right", overflow="fold")
+    table.add_column("seeds", justify="right", no_wrap=True)
     for name, cells, best, seeds in _cells(rows):
         shown = [f"[bold]{cell}[/bold]" if bold else cell for cell, bold in zip(cells, best, strict=True)]
         table.add_row(name.replace("[", r"\["), *shown, str(seeds))

@@ -117,14 +117,17 @@ def restore(folder: str | os.PathLike[str], template: Any, step: int | None = No
     steps = _steps(folder)
     chosen = max(steps, default=None) if step is None else step
     if chosen not in steps:
-        raise FileNotFoundError(f"{folder}: has no checkpoint{'' if step is None else f' of step {step}'}; found {steps}")
+        raise FileNotFoundError(
+            f"{folder}: found checkpoints of the steps {steps}, expected {'any' if step is None else step}"
+        )
     path = folder / str(chosen)
     leaves = _read_manifest(path)
     wanted = _flatten(template)
     _compare(path, leaves, {name: _described(name, value) for name, value in wanted.items()})
     arrays = _read_arrays(path, leaves)
     treedef = jax.tree.structure(template, is_leaf=_is_none)
-    return jax.tree.unflatten(treedef, [_restored(leaves[name], arrays.get(name), wanted[name]) for name in wanted])
+    restored = [_restored(name, leaves[name], arrays.get(name), like) for name, like in wanted.items()]
+    return jax.tree.unflatten(treedef, restored)
 
 
 def _flatten(tree: Any) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def _described(name: str, value: Any) -> Leaf:
         return Leaf("none")
     dtype = getattr(value, "dtype", None)
     require(
-        dtype is not None and hasattr(value, "shape") and dtype != object,
+        dtype is not None and hasattr(value, "shape") and not jnp.issubdtype(dtype, np.object_),
         f"{name}: found {value!r} of type {type(value).__name__}; allowed are arrays, typed random keys and None",
     )
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
@@ -169,14 +172,20 @@ def _stored(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def _restored(leaf: Leaf, stored: np.ndarray | None, wanted: Any) -> Any:
+def _restored(name: str, leaf: Leaf, stored: np.ndarray | None, wanted: Any) -> Any:
     if leaf.kind == "none":
         return None
     if leaf.kind == "key":
         blank = jnp.empty(leaf.shape, wanted.dtype)
         return blank if stored is None else jax.random.wrap_key_data(stored, impl=jax.random.key_impl(blank))
     array = np.zeros(leaf.shape, leaf.type) if stored is None else stored
-    return array[()] if isinstance(wanted, np.ndarray | np.generic) else jnp.asarray(array)
+    if isinstance(wanted, np.ndarray):
+        return array
+    if isinstance(wanted, np.generic):
+        return array[()]
+    value = jnp.asarray(array)
+    require(value.dtype == array.dtype, f"{name}: the checkpoint has {leaf}, which JAX would hold as {value.dtype} now")
+    return value
 
 
 def _compare(path: Path, found: dict[str, Leaf], wanted: dict[str, Leaf]) -> None:

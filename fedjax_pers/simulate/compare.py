@@ -17,8 +17,10 @@ from fedjax_pers.report import files, plots, strict_json, tables
 from fedjax_pers.simulate import records
 from fedjax_pers.simulate.study import Result, Study, run_study, validate
 
+COMPARISON = "comparison.json"
 BASELINE = "fedavg"
 SHOWN = ("weighted_mean", "unweighted_mean", "bottom_decile_mean", "worst", "hurt")
+OWN = "the method's own global model"
 SAME = ("data", "data_options", "unseen", "split")
 """Fields that configs must share, so that their clients and examples are the same."""
 
@@ -99,13 +101,21 @@ def compare(
         for field in SAME if like is not None else ():
             found, expected = getattr(config, field), getattr(like.config, field)
             require(found == expected, f"{name}: {field} is {found!r}, but {expected!r} in others; it must be the same")
+    plan = {"configs": {name: study.config.to_dict() for name, study in studies.items()}, "seeds": seeds}
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_atomic(folder / COMPARISON, strict_json.document(plan))  # from which it can be resumed
     results = {name: _runs(name, study, seeds, folder / name, progress) for name, study in studies.items()}
     baseline = next((name for name, study in studies.items() if study.config.method == BASELINE), None)
-    rows = [_row(name, runs, baseline and results[baseline]) for name, runs in results.items()]
-    against = f"the global model of {baseline} of the same seed" if baseline else "each method's own global model"
+    rows = [_row(name, runs, results[baseline] if baseline else runs) for name, runs in results.items()]
+    against = f"the global model of {baseline} of the same seed" if baseline else OWN
     comparison = Comparison(folder, rows, against, results)
-    _write(comparison, studies, seeds)
+    _write(comparison, plan)
     return comparison
+
+
+def alone(name: str, result: Result) -> Comparison:
+    """The numbers of one run in the form of a comparison; ``hurt`` is against its own global model."""
+    return Comparison(result.folder, [_row(name, [result], [result])], OWN, {name: [result]})
 
 
 def _runs(name: str, study: Study, seeds: list[int], folder: Path, progress: Progress | None) -> list[Result]:
@@ -121,8 +131,8 @@ def _runs(name: str, study: Study, seeds: list[int], folder: Path, progress: Pro
     return results
 
 
-def _row(name: str, runs: list[Result], baselines: list[Result] | None) -> dict[str, Any]:
-    summaries = [_numbers(run, baselines[place] if baselines else run) for place, run in enumerate(runs)]
+def _row(name: str, runs: list[Result], baselines: list[Result]) -> dict[str, Any]:
+    summaries = [_numbers(run, baseline) for run, baseline in zip(runs, baselines, strict=True)]
     return {"method": name, "seeds": len(runs), **over_seeds(summaries)}
 
 
@@ -146,25 +156,23 @@ def _note(against: str) -> str:
     return f"hurt: share of clients strictly below {against}, on the same examples"
 
 
-def _write(comparison: Comparison, studies: Mapping[str, Study], seeds: list[int]) -> None:
-    folder = comparison.folder
+def _write(comparison: Comparison, plan: dict[str, Any]) -> None:
+    folder, results = comparison.folder, comparison.results
     note = _note(comparison.hurt_against)
     files.write_atomic(folder / "comparison.md", tables.to_markdown(comparison.rows, note=note).encode())
-    content = {
-        "configs": {name: study.config.to_dict() for name, study in studies.items()},
-        "seeds": seeds,
-        "hurt_against": comparison.hurt_against,
-        "rows": comparison.rows,
-    }
-    files.write_atomic(folder / "comparison.json", strict_json.document(content))
-    styles = plots.method_styles(studies)
-    clients = next(iter(studies.values())).federation.num_clients
-    curves = {name: [records.curve(run.rows, clients) for run in runs] for name, runs in comparison.results.items()}
+    styles = plots.method_styles(results)
+    curves = {name: [_curve(run) for run in runs] for name, runs in results.items()}
     score = "mean accuracy of a client"
     plots.learning_curves(curves, folder / "learning_curves.png", score=score, styles=styles)
     plots.accuracy_against_traffic(curves, folder / "accuracy_against_traffic.png", score=score, styles=styles)
-    accuracies = {name: np.stack([_tested(run) for run in runs]) for name, runs in comparison.results.items()}
+    accuracies = {name: np.stack([_tested(run) for run in runs]) for name, runs in results.items()}
     plots.accuracy_ecdf(accuracies, folder / "accuracy_ecdf.png", styles=styles)
+    found = {"rows": comparison.rows, "hurt_against": comparison.hurt_against}
+    files.write_atomic(folder / COMPARISON, strict_json.document(plan | found))
+
+
+def _curve(run: Result) -> dict[str, list[float]]:
+    return records.curve(run.rows, run.summary["clients"])
 
 
 def _tested(run: Result) -> np.ndarray:

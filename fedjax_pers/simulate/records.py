@@ -87,7 +87,7 @@ def means_of(values: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
 
 
 def means(table: Table) -> Row:
-    """Means over the clients that have examples: of their personalised models, and of the global one if there is one."""
+    """Means over the clients that have examples: of their personalised models, and of the global one where there is."""
     tested = table.examples > 0
     row = {}
     for model, columns in (("personal", table.personal), ("global", table.common)):
@@ -105,8 +105,11 @@ def accuracy(row: Mapping[str, Any]) -> float | None:
 def curve(rows: Iterable[Row], clients: int) -> dict[str, list[float]]:
     """Rounds, accuracy and megabytes of one client (up and down since the start), at the evaluations."""
     judged = [row for row in rows if accuracy(row) is not None]
-    total = [(row["total_megabytes_up"] + row["total_megabytes_down"]) / clients for row in judged]
-    return {"round": [row["round"] for row in judged], "accuracy": [accuracy(row) for row in judged], "megabytes": total}
+    return {
+        "round": [row["round"] for row in judged],
+        "accuracy": [accuracy(row) for row in judged],
+        "megabytes": [(row["total_megabytes_up"] + row["total_megabytes_down"]) / clients for row in judged],
+    }
 
 
 def client_columns(federation: Federation, trained: Table, unseen: Table | None) -> dict[str, list[Any]]:

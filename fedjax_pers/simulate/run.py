@@ -135,7 +135,7 @@ def run(
     )
     pool, (static, floats) = pool_of(federation, "train"), split_floats(algorithm)
     costs = traffic(algorithm, state, pool)
-    block = min(evaluate_every or 10, rounds)
+    block = evaluate_every or 10
     program = rounds_program(static, sampler, block)
     collected, evaluations = [], []
     for first, count, judge in blocks(int(state.round), rounds, block, evaluate_every):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedjax_pers import data
@@ -31,7 +28,7 @@ from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.matching import check_federation
 from fedjax_pers.simulate.run import Block, chosen_sampler, evaluate_clients, pool_of, run, start
 from fedjax_pers.tasks import from_model
-from fedjax_pers.traffic import traffic
+from fedjax_pers.traffic import Traffic, traffic
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
     "sgd": optax.sgd,
@@ -106,12 +103,13 @@ def validate(config: Config, like: Study | None = None) -> Study:
     """
     config.check()
     config = Config.from_dict(config.to_dict())  # as a file would give it back
-    federation = like.federation if _same(config, like, "data", "data_options", "unseen") else _federation(config)
+    federation = like.federation if _same(config, like, "data", "data_options", "unseen") else federation_of(config)
     asked = ("data", "data_options", "unseen", "model", "model_options")
     task = like.task if _same(config, like, *asked) else _task(config, federation)
     check_federation(task, federation)
     one_of("split", config.split, SPLITS)
-    require(federation.split(config.split).num_rows > 0, f"split: found {config.split!r}, which has no rows in {config.data}")
+    judged = federation.split(config.split).num_rows
+    require(judged > 0, f"split: found {config.split!r}, which has no rows in {config.data}")
     algorithm = _algorithm(config, task, config.method, config.settings)
     chosen_sampler(algorithm, federation, config.cohort_size)
     return Study(config, federation, task, algorithm, _warm(config, task) if config.warm_start else None)
@@ -179,7 +177,8 @@ def _same(config: Config, like: Study | None, *fields: str) -> bool:
     return like is not None and all(getattr(config, name) == getattr(like.config, name) for name in fields)
 
 
-def _federation(config: Config) -> Federation:
+def federation_of(config: Config) -> Federation:
+    """The clients that a config asks for."""
     require("unseen" not in config.data_options, "data_options: found 'unseen', which is a field of its own")
     try:
         return data.load(config.data, unseen=config.unseen or None, **config.data_options)
@@ -221,6 +220,20 @@ def method_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     known = method(name).settings
     check_names(f"settings of {name}", settings, known)
     return {setting: _typed(f"{name}: {setting}", value, known[setting]) for setting, value in settings.items()}
+
+
+def plain_settings(name: str) -> dict[str, str]:
+    """The settings of a method with their defaults, as text that :func:`method_settings` reads.
+
+    Example:
+      >>> plain_settings("fedper")["personal"], plain_settings("fedper")["optimizer"]
+      ('head(1)', 'sgd')
+    """
+    names = {optimizer: text for text, optimizer in OPTIMIZERS.items()}
+    return {
+        setting: names[default] if callable(default) else str(default)
+        for setting, default in method(name).settings.items()
+    }
 
 
 def _typed(name: str, value: Any, default: Any) -> Any:
@@ -265,11 +278,11 @@ def _run_phase(
     study: Study, algorithm: Algorithm, state: State | None, rounds: int, folder: Path, progress: Progress | None
 ) -> State:
     config = study.config
-    shapes = _state_shapes(algorithm, study.federation)
-    costs = traffic(algorithm, shapes, pool_of(study.federation, "train"))
     name = config.method if algorithm is study.algorithm else "fedavg"
     last = results.read_rows(folder)[-1:] if (folder / results.METRICS).exists() else []
-    ledger = records.Ledger(name, costs, study.federation, config.cohort_size, last[0] if last else None)
+    ledger = records.Ledger(
+        name, costs_of(study, algorithm), study.federation, config.cohort_size, last[0] if last else None
+    )
     blocks, began, compiled = 0, time.perf_counter(), compilations()
 
     def keep(block: Block) -> None:
@@ -304,6 +317,12 @@ def _run_phase(
     return state
 
 
+def costs_of(study: Study, algorithm: Algorithm | None = None) -> Traffic:
+    """Bytes that a client sends and receives in a round of the study's method (or of its warm start)."""
+    algorithm = algorithm or study.algorithm
+    return traffic(algorithm, _state_shapes(algorithm, study.federation), pool_of(study.federation, "train"))
+
+
 def _state_shapes(algorithm: Algorithm, federation: Federation) -> State:
     return jax.eval_shape(lambda: start(algorithm, federation, 0))
 
@@ -336,5 +355,4 @@ def _finish(study: Study, folder: Path, state: State) -> None:
     results.write_clients(folder, records.client_columns(federation, trained, unseen))
     curve = records.curve(rows, federation.num_clients)
     learning_curves({config.method: [curve]}, folder / "learning_curve.png", score="mean accuracy of a client")
-    costs = traffic(study.algorithm, state, pool_of(federation, "train"))
-    results.write_summary(folder, records.summary(config, rows, costs, trained, unseen))
+    results.write_summary(folder, records.summary(config, rows, costs_of(study), trained, unseen))

@@ -76,8 +76,6 @@ def equinox(
 
     def apply(variables: Any, batch: Batch, key: Array | None) -> tuple[Any, Any]:
         module = eqx.nn.inference_mode(eqx.combine(variables["params"], static), value=key is None)
-        # A State is used up by the layer that changes it, so the module gets a copy.
-        state = jax.tree.map(lambda x: x, variables.get("state"))
         keys = None if key is None else jax.random.split(key, len(batch["weight"]))
 
         def one(inputs: tuple[Array, ...], key: Array | None, state: Any) -> tuple[Any, Any]:
@@ -85,7 +83,7 @@ def equinox(
             return module(*inputs, state=state, **own) if stateful else (module(*inputs, **own), None)
 
         over_batch = jax.vmap(one, in_axes=(0, 0, None), out_axes=(0, None), axis_name="batch")
-        outputs, state = over_batch(read(batch), keys, state)
+        outputs, state = over_batch(read(batch), keys, variables.get("state"))
         return outputs, {"state": state} if stateful and key is not None else {}
 
     variables = jax.eval_shape(init, jax.random.key(0))

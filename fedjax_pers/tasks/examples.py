@@ -9,11 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pers.base import Array, Batch
+from fedjax_pers.base import Array, Batch, Example
 from fedjax_pers.checks import one_of, require
-
-Example = tuple[tuple[str, tuple[int, ...], str], ...]
-"""Field, shape and dtype of one example, ``(("x", (10,), "float32"), ("y", (), "int32"))``."""
 
 ROWS = 13
 """Rows of the batch with which a model is tried out: hardly anybody's width, so that a confusion of axes comes out."""

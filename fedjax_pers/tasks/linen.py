@@ -8,10 +8,10 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from fedjax_pers.base import Array, Batch, Task
+from fedjax_pers.base import Array, Batch, Example, Task
 from fedjax_pers.tasks.calling import keywords
 from fedjax_pers.tasks.criteria import Criterion, as_criterion
-from fedjax_pers.tasks.examples import Example, as_example, explained, reader, shapes, zeros
+from fedjax_pers.tasks.examples import as_example, explained, reader, shapes, zeros
 from fedjax_pers.tasks.kinds import linen_kinds
 from fedjax_pers.tasks.supervised import outside_params, supervised
 

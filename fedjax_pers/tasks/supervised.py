@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pers.base import Array, Batch, Leaves, Task
+from fedjax_pers.base import Array, Batch, Example, Leaves, Task
 from fedjax_pers.checks import require
 from fedjax_pers.paths import Selector, as_selector, flatten, nothing
 from fedjax_pers.tasks.criteria import Criterion, as_criterion
-from fedjax_pers.tasks.examples import ROWS, Example, as_example, explained, shapes
+from fedjax_pers.tasks.examples import ROWS, as_example, explained, shapes
 
 
 def weighted_mean(values: Array, weight: Array) -> Array:

@@ -1,0 +1,140 @@
+"""Small problems whose answers can be worked out by hand, and what is needed to run and compare methods on them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedjax_pers as fp
+from fedjax_pers.base import Batch
+from fedjax_pers.testing import assert_bitwise
+
+TWO_QUADRATICS = {"a": [[0.0], [1.0]], "h": [[1.0], [4.0]]}
+"""Two clients with ``f = h/2 (w - a)^2``, one example each: (h, a) = (1, 0) and (4, 1)."""
+
+
+def weighted(values: jax.Array, batch: Batch) -> jax.Array:
+    """The mean of the examples that count."""
+    return (values * batch["weight"]).sum() / batch["weight"].sum()
+
+
+def plain_task(loss_of: Callable[[Any, Batch], jax.Array], **start: Any) -> fp.Task:
+    """A task with one leaf for each keyword, whose loss of each example is ``loss_of(variables, batch)``."""
+
+    def loss(variables, batch, key):
+        return weighted(loss_of(variables, batch), batch), {}
+
+    return fp.Task(
+        init=lambda key: {name: jnp.asarray(value, jnp.float32) for name, value in start.items()},
+        loss=loss,
+        metrics=lambda variables, batch: {"loss": loss_of(variables, batch)},
+    )
+
+
+@functools.cache
+def quadratic(w: float | tuple[float, ...] = 0.0) -> fp.Task:
+    """``f(w) = mean of sum h/2 (w - a)^2`` over a client's examples ``(a, h)``, from the given start."""
+
+    def loss_of(variables, batch):
+        losses = 0.5 * batch["h"] * (variables["w"] - batch["a"]) ** 2
+        return losses.reshape(losses.shape[0], -1).sum(axis=1)
+
+    return plain_task(loss_of, w=w)
+
+
+@functools.cache
+def two_leaves() -> fp.Task:
+    """``f(w, v) = 1/2 (w + v - 1)^2`` from w = v = 0: what separates simultaneous from alternating steps."""
+    return plain_task(lambda v, batch: 0.5 * (v["w"] + v["v"] - 1 + 0 * batch["a"]) ** 2, w=0.0, v=0.0)
+
+
+def clients(fields: dict[str, Any] = TWO_QUADRATICS, **options: Any) -> fp.Cohort:
+    """A cohort from float32 fields ``[clients, examples, ...]``."""
+    return fp.cohort_of({name: np.asarray(x, np.float32) for name, x in fields.items()}, **options)
+
+
+def copies(counts: list[int], fields: dict[str, Any] = TWO_QUADRATICS) -> fp.Cohort:
+    """A cohort in which client i owns ``counts[i]`` copies of its one example, so that only its weight changes."""
+    repeated = {name: np.repeat(np.asarray(x), max(counts), axis=1) for name, x in fields.items()}
+    return clients(repeated, sizes=counts)
+
+
+def only(cohort: fp.Cohort, members: list[int]) -> fp.Cohort:
+    """These clients of a cohort of everyone; the other places are padding, so that no shape changes."""
+    valid = jnp.isin(cohort.ids, jnp.asarray(members))
+    return cohort._replace(ids=jnp.where(valid, cohort.ids, cohort.ids.shape[0]), valid=valid)
+
+
+def start(algorithm: fp.Algorithm, num_clients: int, seed: int = 0) -> fp.State:
+    """The first state on ``num_clients`` clients."""
+    return algorithm.init(algorithm.task.init(jax.random.key(seed)), seed, num_clients=num_clients)
+
+
+def experiment(name: str, task: fp.Task, *, num_clients: int = 2, **static: Any) -> Callable[..., tuple]:
+    """``run(cohort, rounds, **values) -> (state, metrics of the last round)``, compiled once for all values."""
+
+    @jax.jit
+    def program(cohort, rounds, values):
+        algorithm = fp.method(name).make(task, **static, **values)
+        state = start(algorithm, num_clients)
+        _, shapes = jax.eval_shape(algorithm.step, state, cohort, jax.random.key(0))
+        metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.fori_loop(
+            0, rounds, lambda _, carry: algorithm.step(carry[0], cohort, jax.random.key(0)), (state, metrics)
+        )
+
+    return lambda cohort, rounds, **values: program(cohort, rounds, values)
+
+
+CLASSES, FEATURES = 3, 4
+EXAMPLE = (("x", (FEATURES,), "float32"), ("y", (), "int32"))
+
+
+@functools.cache
+def classifier(norm: bool = False) -> fp.Task:
+    """Two dense layers, ``hidden1`` and ``head``, with batch normalisation ``norm1`` between them or without."""
+    model = "mlp_norm" if norm else "mlp"
+    return fp.tasks.from_model(EXAMPLE, model, num_classes=CLASSES, hidden=(5,))
+
+
+def labelled(sizes: tuple[int, ...], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random labelled examples, ``[clients, largest size, ...]``."""
+    draw = np.random.default_rng(seed)
+    shape = (len(sizes), max(sizes))
+    return {
+        "x": draw.normal(size=(*shape, FEATURES)).astype(np.float32),
+        "y": draw.integers(0, CLASSES, shape).astype(np.int32),
+    }
+
+
+def labelled_clients(sizes: tuple[int, ...] = (7, 4, 10), seed: int = 0) -> fp.Cohort:
+    """A cohort with labelled examples."""
+    return fp.cohort_of(labelled(sizes, seed), sizes=list(sizes))
+
+
+def federation(train: tuple[int, ...], test: tuple[int, ...] = (), seed: int = 0) -> fp.Federation:
+    """Clients ``0, 1, ...`` with so many labelled examples."""
+    splits = {"train": labelled((*train, 1), seed), "test": labelled((*test, 1), seed + 1)}
+    sizes = {"train": train, "test": test or (0,) * len(train)}
+    data = {
+        client: {
+            split: {name: x[client, : sizes[split][client]] for name, x in splits[split].items()} for split in splits
+        }
+        for client in range(len(train))
+    }
+    return fp.data.from_clients(data, num_classes=CLASSES)
+
+
+def same_bits(found: Any, expected: Any) -> None:
+    """Trees equal in structure, dtype, shape and every bit."""
+    assert_bitwise(jax.tree.map(np.array, found), jax.tree.map(np.array, expected), "compared trees")
+
+
+def values(leaves: dict[str, Any]) -> dict[str, list[float] | float]:
+    """Leaves as Python numbers, for comparison with ``pytest.approx``."""
+    return {name: np.asarray(x, np.float64).tolist() for name, x in leaves.items()}
