@@ -195,7 +195,7 @@ class Run(_Choices):
 
     Attributes:
       config: a JSON file with fields of a run, such as a run's own config.json; what is given here comes before it.
-      folder: where the results go; runs/DATA-METHOD-seed_N by default.
+      folder: where the results go; results/DATA-METHOD-seed_N by default.
     """
 
     config: Path | None = None
@@ -206,7 +206,7 @@ class Run(_Choices):
         from fedjax_pers.simulate.study import validate
 
         config = self.chosen(self.config)
-        folder = self.folder or Path("runs") / f"{Path(config.data).name}-{config.method}-seed_{config.seed}"
+        folder = self.folder or Path("results") / f"{Path(config.data).name}-{config.method}-seed_{config.seed}"
         _run(config, folder, validate(config))
 
 
@@ -219,7 +219,7 @@ class Compare(_Choices):
       seeds: of the runs; the data set keeps its own.
       settings_file: a JSON file with settings by method; --set gives those of all other methods.
       config: a JSON file with fields of a run; what is given here comes before it.
-      folder: where the results go; runs/compare-DATA by default.
+      folder: where the results go; results/compare-DATA by default.
     """
 
     method: tyro.conf.Suppress[str] = Config.method
@@ -236,7 +236,7 @@ class Compare(_Choices):
 
         base = self.chosen(self.config)
         by_method = {} if self.settings_file is None else _read_json(self.settings_file)
-        folder = self.folder or Path("runs") / f"compare-{Path(base.data).name}"
+        folder = self.folder or Path("results") / f"compare-{Path(base.data).name}"
         compare_with_bars(configs_of(base, self.methods, by_method), self.seeds, folder)
 
 

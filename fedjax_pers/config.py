@@ -125,6 +125,8 @@ def _plain(name: str, value: Any) -> Any:
             return {str(key): _plain(f"{name}.{key}", each) for key, each in value.items()}
         case list() | tuple():
             return [_plain(f"{name}[{index}]", each) for index, each in enumerate(value)]
+    if getattr(value, "shape", None) == ():  # a number of numpy's
+        return _plain(name, value.item())
     text = type(value).__module__.startswith("fedjax_pers.")  # selectors and partitioners print as what reads back
     _need(name, text, value, "a number, text, true, false, null, or a list or object of these (optimizers by name)")
     return str(value)

@@ -121,6 +121,8 @@ def _resolve(task: Task, personal: SelectorLike, frozen: SelectorLike, statistic
     roles = assign(chosen, leaves, default="shared")
     floating = {name for name, x in leaves.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     trainable = frozenset(name for name in floating - tracked if roles[name] != "frozen")
+    if not trainable:
+        raise ValueError(f"frozen: {as_selector(frozen)} leaves nothing that can be trained of {sorted(leaves)}")
     return _Resolved(model, leaves, roles, unflattener(variables), trainable)
 
 
@@ -180,8 +182,6 @@ def _copies(task: Task, frozen: SelectorLike, statistics: Statistics) -> tuple[_
     moving = [path for path in resolved.leaves if resolved.roles[path] != "frozen"]
     # A statistic that stays local has no shared twin: both models of the client read its own.
     twinned = [path for path in moving if resolved.roles[path] == "shared"]
-    if not twinned:
-        raise ValueError("frozen: every leaf is frozen, so there is nothing to share")
 
     def init(variables: Any) -> Parts:
         leaves = flatten(variables)

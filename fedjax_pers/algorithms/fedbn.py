@@ -7,10 +7,11 @@ from typing import Any
 from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
+from fedjax_pers.checks import require
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import by_role
 from fedjax_pers.local import reestimate, train
-from fedjax_pers.paths import SelectorLike
+from fedjax_pers.paths import SelectorLike, as_selector, nothing
 from fedjax_pers.presets import norm
 
 
@@ -35,7 +36,8 @@ def fedbn(
     """FedAvg on everything but the normalisation layers, which each client keeps whole.
 
     Args:
-      task: model and loss. A model without normalisation layers is an error: FedBN would silently be FedAvg.
+      task: model and loss. A model without normalisation layers is an error: FedBN would silently be FedAvg, which
+        ``personal=nothing`` asks for in so many words.
       lr: step size.
       personal: the normalisation layers, by type as well as by name.
       newcomer_passes: forward passes by which an unseen client estimates its running statistics.
@@ -45,10 +47,16 @@ def fedbn(
     Differences from the paper: weights by examples by default; an unseen client starts from the initial scale and bias
     (the paper does not say).
     """
-    return compose(
+    algorithm = compose(
         task,
         layout=by_role(personal=personal),
         client=train(lr, **local),
         aggregator=mean(weights=weights),
         newcomer=reestimate(passes=newcomer_passes, batch_size=local.get("batch_size", 32)),
     )
+    # A layout without personal leaves has a global model.
+    require(
+        algorithm.layout.common is None or as_selector(personal) == nothing,
+        f"personal: {personal} selects no leaf of this model, so this is FedAvg (which personal=nothing asks for)",
+    )
+    return algorithm

@@ -49,7 +49,7 @@ print(fp.describe(algorithm.layout))
 ```
 
 ```
-fedjax-pers run --data vowel_speakers --model mlp_norm --method {method.name} --rounds 20 --out results/{method.name}
+fedjax-pers run --data vowel_speakers --model mlp_norm --method {method.name} --rounds 20 --folder results/{method.name}
 ```
 
 Source: `fedjax_pers/algorithms/{Path(inspect.getfile(factory)).name}`.

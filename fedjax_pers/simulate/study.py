@@ -101,8 +101,8 @@ def validate(config: Config, like: Study | None = None) -> Study:
       ValueError: names the field, what was found and what is allowed.
       FileNotFoundError: the data are not there.
     """
-    config.check()
     config = Config.from_dict(config.to_dict())  # as a file would give it back
+    config.check()
     federation = like.federation if _same(config, like, "data", "data_options", "unseen") else federation_of(config)
     asked = ("data", "data_options", "unseen", "model", "model_options")
     task = like.task if _same(config, like, *asked) else _task(config, federation)
@@ -320,16 +320,17 @@ def _run_phase(
 def costs_of(study: Study, algorithm: Algorithm | None = None) -> Traffic:
     """Bytes that a client sends and receives in a round of the study's method (or of its warm start)."""
     algorithm = algorithm or study.algorithm
-    return traffic(algorithm, _state_shapes(algorithm, study.federation), pool_of(study.federation, "train"))
+    return traffic(algorithm, state_shapes(algorithm, study.federation), pool_of(study.federation, "train"))
 
 
-def _state_shapes(algorithm: Algorithm, federation: Federation) -> State:
+def state_shapes(algorithm: Algorithm, federation: Federation) -> State:
+    """Shapes and dtypes of an algorithm's state, the template of its checkpoints."""
     return jax.eval_shape(lambda: start(algorithm, federation, 0))
 
 
 def _restored(study: Study, folder: Path, done: int) -> State:
     warm = study.warm is not None and done <= study.config.warm_start
-    template = _state_shapes(study.warm if warm else study.algorithm, study.federation)
+    template = state_shapes(study.warm if warm else study.algorithm, study.federation)
     return checkpoint.restore(folder / CHECKPOINTS, template, done)
 
 

@@ -151,9 +151,8 @@ save(folder, 3, {"w": jnp.full(1000, 3.0)})
 @pytest.mark.parametrize(
     ("moment", "last"),
     [
-        ("os.mkdir:tmp", 2),  # the new folder is made
-        ("os.mkdir:/d", 2),  # its arrays are about to be written
-        ("os.rename:/3", 2),  # all is written, and the folder is about to get its name
+        ("os.mkdir:tmp", 2),  # its folder is about to be made
+        ("os.rename:/3", 2),  # all is written, and it is about to get its name
         ("os.rename:/1.removed", 3),  # the oldest is about to be taken away
         ("shutil.rmtree:/1.removed", 3),
     ],
