@@ -130,11 +130,29 @@ def federation(train: tuple[int, ...], test: tuple[int, ...] = (), seed: int = 0
     return fp.data.from_clients(data, num_classes=CLASSES)
 
 
+@functools.cache
+def _step(name: str, task: fp.Task, static: tuple[tuple[str, Any], ...]) -> Callable:
+    """A method's step with its float settings as arguments, which is how a run compiles it."""
+
+    @jax.jit
+    def step(state, cohort, key, floats):
+        return fp.method(name).make(task, **dict(static), **floats).step(state, cohort, key)
+
+    return step
+
+
+def trajectory(
+    name: str, task: fp.Task, cohort: fp.Cohort, rounds: tuple[tuple[int, ...], ...], seed: int = 0, **settings: Any
+) -> list[fp.State]:
+    """The states of a method before and after rounds with these clients; equal static settings compile once."""
+    floats = {key: value for key, value in settings.items() if isinstance(value, float)}
+    step = _step(name, task, tuple(sorted((k, v) for k, v in settings.items() if k not in floats)))
+    states = [start(fp.method(name).make(task, **settings), cohort.ids.shape[0], seed)]
+    for members in rounds:
+        states.append(step(states[-1], only(cohort, list(members)), jax.random.key(seed), floats)[0])
+    return states
+
+
 def same_bits(found: Any, expected: Any) -> None:
     """Trees equal in structure, dtype, shape and every bit."""
     assert_bitwise(jax.tree.map(np.array, found), jax.tree.map(np.array, expected), "compared trees")
-
-
-def values(leaves: dict[str, Any]) -> dict[str, list[float] | float]:
-    """Leaves as Python numbers, for comparison with ``pytest.approx``."""
-    return {name: np.asarray(x, np.float64).tolist() for name, x in leaves.items()}

@@ -1,12 +1,12 @@
-"""Convolutions and max-pooling that stay fast on the CPU wherever they stand: in a compiled loop, under ``vmap``, in groups.
+"""Convolutions and max-pooling that are fast on the CPU wherever they stand: in a compiled loop, under ``vmap``, in groups.
 
-XLA's CPU compiler brings a convolution into the layout of its fast kernel only in the entry computation. Inside a loop the
-gradients, which come in other layouts, fall to a naive kernel, as does a convolution in groups everywhere, and ``vmap``
-over kernels makes groups. The gradient of max-pooling is a select-and-scatter, which visits one element at a time.
+XLA's CPU compiler brings a convolution into the layout of its fast kernel only in the entry computation. Inside a loop
+the gradients, which come in other layouts, fall to a naive kernel. A convolution in groups does so everywhere, and
+``vmap`` over kernels makes groups. The gradient of max-pooling, a select-and-scatter, visits one element at a time.
 
-:func:`fast_convolutions` traces a function to a jaxpr and puts in place of each such operation a twin: a primitive of the
-same meaning, whose rules for ``vmap`` and for differentiation are those of the operation, applied again, and which differs
-in one thing, the program it becomes on a CPU. On other platforms it becomes the operation itself.
+:func:`fast_convolutions` traces a function to a jaxpr and puts a twin in the place of each such operation: a primitive
+of the same meaning, whose rules for ``vmap`` and for differentiation are those of the operation with twins put in, and
+which differs in one thing, the program it becomes on a CPU. On other platforms it becomes the operation itself.
 """
 
 from __future__ import annotations
@@ -43,23 +43,24 @@ LARGEST_WINDOW = 64
 def fast_convolutions(fn: Function) -> Function:
     """``fn``, with convolutions and max-pooling in a form that is fast on the CPU in loops and under ``vmap``.
 
-    Values and gradients are those of ``fn`` up to the order of additions; ties and NaN in max-pooling are resolved as XLA
-    does. ``fn`` is traced at every call, as by ``jax.make_jaxpr``, so put the result under ``jax.jit`` or in a function
-    that is. It may be a whole training step, differentiated inside, or be differentiated afterwards, in both modes and to
-    any order, and may stand in and contain ``jit``, ``vmap``, ``scan``, ``while_loop``, ``cond``, ``remat``, ``shard_map``
-    and functions with their own derivatives. A function that has nothing to replace is evaluated as it was traced.
+    Values and gradients are those of ``fn`` up to the order of additions; ties and NaN in max-pooling are resolved as
+    XLA does. ``fn`` is traced at every call, as by ``jax.make_jaxpr``, so call the result under ``jax.jit``. It may be a
+    whole training step, with its gradient inside, or be differentiated afterwards, in both modes and to any order; it
+    may contain, and stand in, ``jit``, ``vmap``, ``scan``, ``while_loop``, ``cond``, ``remat``, ``shard_map`` and
+    functions with their own derivatives. A function with nothing to replace is evaluated as it was traced.
 
-    Covered are real floating-point convolutions of one or more spatial dimensions in every layout, with strides, padding,
-    dilations and groups; and max-pooling, forward and backward, with strides equal to the window. Left as they are:
+    Covered are real floating-point convolutions of one or more spatial dimensions in every layout, with strides,
+    padding, dilations and groups; and max-pooling, forward and backward, with strides equal to the window. Left as
+    they are:
 
     - complex and integer convolutions, and those with an explicit output sharding;
-    - pooling with overlapping, dilated or large windows (over 64 elements), with minima or with means;
-    - what a function with its own derivative (``custom_vjp``, ``custom_jvp``) does in its rule, where the result of this
-      transform is differentiated. After differentiation, as in a training step, it is covered.
+    - pooling with overlapping, dilated or large windows (over 64 elements), and pooling by minimum or mean;
+    - the derivative rule of a ``custom_jvp`` or ``custom_vjp`` function, where the result of this transform is
+      differentiated. Where the gradient is inside ``fn``, the rule is part of it and covered.
 
-    Two things differ from ``fn`` besides speed: a ``remat`` policy that names convolutions (``dots_saveable``) does not
-    know the twins, where ``remat`` stands inside ``fn`` and the result is differentiated, and recomputes them; and an eager
-    call is evaluated operation by operation without the checks of ``jax_debug_nans``.
+    Two things besides speed differ from ``fn``. Where the result is differentiated and ``fn`` contains a ``remat`` whose
+    policy saves convolutions (``dots_saveable``), they are recomputed, because the policy does not know the twins. And
+    an eager call is evaluated operation by operation without the checks of ``jax_debug_nans``.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -70,8 +71,8 @@ def fast_convolutions(fn: Function) -> Function:
       [1.0, 0.800000011920929, 1.0]
 
     Args:
-      fn: any function of pytrees. Arrays in its arguments (NumPy's, JAX's, random keys) are traced; all other leaves, Python
-        numbers among them, reach ``fn`` as they are. The same holds for what it returns.
+      fn: any function of pytrees. Arrays in its arguments (NumPy's, JAX's, random keys) are traced; all other leaves,
+        Python numbers among them, reach ``fn`` as they are. The same holds for what it returns.
 
     Returns:
       A function with the signature of ``fn``.
@@ -112,7 +113,7 @@ def _separate(tree: Any) -> tuple[list[Array], Callable[[Any], Any]]:
     return [leaves[place] for place in places], rebuild
 
 
-# Replacing primitives in jaxprs. Jaxprs with constants are a type of their own in some versions of JAX and not in others.
+# Replacing primitives in jaxprs. Jaxprs with constants are a type of their own in some versions of JAX, not in all.
 
 _JAXPRS = (core.Jaxpr, core.ClosedJaxpr)
 _replaced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -160,7 +161,7 @@ class _Twin(NamedTuple):
 
 
 def _twin(plain: core.Primitive, on_cpu: Callable[..., Array], covers: Callable[[Any], bool]) -> _Twin:
-    """A primitive that means ``plain`` and becomes ``on_cpu`` on a CPU; its rules are those of ``plain``, replaced again."""
+    """A primitive that means ``plain``, becomes ``on_cpu`` on a CPU, and has the rules of ``plain`` with twins put in."""
     twin = core.Primitive(f"fast_{plain.name}")
     twin.def_impl(plain.bind)
     twin.def_abstract_eval(lambda *avals, **params: plain.abstract_eval(*avals, **params)[0])
@@ -226,7 +227,7 @@ def _merge(array: Array, axis: int) -> Array:
 
 
 def _in_fast_layout(inputs: Array, weights: Array, **params: Any) -> Array:
-    """``[batch, *space, in]`` with ``[*kernel, in, out]``: the layout that XLA's CPU compiler has its fast kernel for."""
+    """``[batch, *space, in]`` with ``[*kernel, in, out]``, the layout of XLA's fast kernel on CPUs."""
     first, *space, last = range(inputs.ndim)
     layout = lax.ConvDimensionNumbers((first, last, *space), (last, last - 1, *range(last - 1)), (first, last, *space))
     return conv_general_dilated_p.bind(inputs, weights, **params | {"dimension_numbers": layout, "out_sharding": None})
@@ -244,7 +245,7 @@ def _written_out(
     preferred_element_type: Any,
     **_: Any,
 ) -> Array:
-    """The sum over the kernel and the input features of a group, one product at a time: XLA makes a single loop of it."""
+    """The sum over the kernel and a group's input features, product by product: XLA makes one loop of it."""
     dtype = preferred_element_type or inputs.dtype
     inputs, weights = (array.astype(jnp.promote_types(dtype, jnp.float32)) for array in (inputs, weights))
     inside = [(low, high, dilation - 1) for (low, high), dilation in zip(padding, lhs_dilation, strict=True)]
@@ -319,7 +320,8 @@ def _corners(tiled: Array, window: Any) -> list[Array]:
 def _selected(tiled: Array, window: Any) -> Array:
     """True at one element of each window, ``[n / window, window, ...]``.
 
-    XLA keeps what it has while it is greater or equal, else takes the next: the first maximum, or, after a NaN, the last.
+    XLA keeps what it has while that is greater or equal, else takes the next: so the first maximum, and never stays at a
+    NaN while there is a next.
     """
     best, *others = _corners(tiled, window)
     place = jnp.zeros(best.shape, jnp.int32)

@@ -16,7 +16,8 @@ def check_federation(task: Task, federation: Federation) -> None:
             require(name in found, f"field {name!r}: the task needs it; {federation.name} has {sorted(found)}")
             require(
                 found[name] == (tuple(shape), dtype),
-                f"field {name!r}: {federation.name} has {found[name]} for an example; the task was made for {(tuple(shape), dtype)}",
+                f"field {name!r}: an example of {federation.name} is {found[name]}; "
+                f"the task was made for {(tuple(shape), dtype)}",
             )
     if task.num_classes is not None and federation.num_classes is not None:
         require(

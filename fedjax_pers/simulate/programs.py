@@ -73,9 +73,7 @@ def start_program(static: _Static, num_clients: int) -> Callable:
 def rounds_program(static: _Static, sampler: Sampler, block: int) -> Callable:
     """``program(floats, state, pool, key, count) -> (state, metrics [block, ...])``: ``count <= block`` rounds."""
 
-    def program(
-        floats: dict[str, Array], state: State, pool: Pool, key: Array, count: Array
-    ) -> tuple[State, Metrics]:
+    def program(floats: dict[str, Array], state: State, pool: Pool, key: Array, count: Array) -> tuple[State, Metrics]:
         algorithm = static.algorithm(floats)
 
         def one(state: State) -> tuple[State, Metrics]:
@@ -98,7 +96,7 @@ def rounds_program(static: _Static, sampler: Sampler, block: int) -> Callable:
 
 @functools.lru_cache(maxsize=64)
 def evaluation_program(static: _Static, group: int) -> Callable:
-    """``program(floats, state, train, judged, key, index [groups, group]) -> (own, common)`` tables ``[groups, group]``.
+    """``program(floats, state, train, judged, key, index [groups, group]) -> (own, common)``, tables of that shape.
 
     ``own`` are the metrics of each client's personalised model, ``common`` those of the one global model on the same
     examples (``{}`` where the method has none). Clients are taken in groups, so memory holds one group of models.
@@ -125,5 +123,3 @@ def evaluation_program(static: _Static, group: int) -> Callable:
         return jax.lax.map(one_group, index)
 
     return jax.jit(program)
-
-

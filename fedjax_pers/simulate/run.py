@@ -125,7 +125,9 @@ def run(
     key, before = as_key(key), compilations()
     positive_int("rounds", rounds)
     sampler = chosen_sampler(algorithm, federation, cohort_size, sampler)
-    require(evaluate_every is None or evaluate_every >= 0, f"evaluate_every: found {evaluate_every}; allowed is 0 or more")
+    require(
+        evaluate_every is None or evaluate_every >= 0, f"evaluate_every: found {evaluate_every}; allowed is 0 or more"
+    )
     check_federation(algorithm.task, federation)
     # The program takes its state's memory over (donation); the caller's stays the caller's.
     state = start(algorithm, federation, key) if state is None else jax.tree.map(jnp.array, state)
@@ -154,7 +156,7 @@ def run(
 
 
 def blocks(done: int, rounds: int, block: int, evaluate_every: int | None) -> Iterable[tuple[int, int, bool]]:
-    """``(first round, rounds, evaluate after?)``: cut at whole multiples of the block, so a resumed run is cut alike."""
+    """``(first round, rounds, evaluate after?)``, cut at multiples of the block, so a resumed run is cut alike."""
     while done < rounds:
         count = min(block - done % block, rounds - done)
         end = done + count
@@ -177,7 +179,12 @@ def pool_of(federation: Federation, split: str) -> Pool:
 
 
 def evaluate_clients(
-    algorithm: Algorithm, state: State, federation: Federation, split: str = "test", key: Array | int = 0, group: int = 32
+    algorithm: Algorithm,
+    state: State,
+    federation: Federation,
+    split: str = "test",
+    key: Array | int = 0,
+    group: int = 32,
 ) -> Table:
     """Judges every client of a federation: the clients in training, or ``federation.unseen``.
 
@@ -218,7 +225,7 @@ def chosen_sampler(
     whole = cohort_size in (None, federation.num_clients) and sampler in (None, everyone)
     require(
         algorithm.participation == "any" or whole,
-        f"cohort_size: found {cohort_size}; this method needs everyone in every round ({federation.num_clients} clients)",
+        f"cohort_size: found {cohort_size}; this method needs everyone in every round, {federation.num_clients} clients",
     )
     if whole:
         return everyone

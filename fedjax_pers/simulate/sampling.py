@@ -16,7 +16,7 @@ Sampler = Callable[[Array, Array, int], Array]
 """``sampler(key, round, num_clients) -> ids [cohort]``, a pure function: a round's clients depend on nothing else."""
 
 
-@functools.lru_cache(maxsize=None)  # one sampler for one size, so that compiled programs are found again
+@functools.cache  # one sampler for one size, so that compiled programs are found again
 def uniform(cohort_size: int) -> Sampler:
     """That many clients, uniformly without replacement, in ascending order.
 

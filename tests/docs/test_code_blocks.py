@@ -70,3 +70,9 @@ def test_method_pages_are_up_to_date():
     found = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
     stale = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
     assert not stale, f"run: python -m fedjax_pers.report.pages docs/methods; stale are {stale}"
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "notebooks").glob("*.py")), ids=name)
+def test_notebooks_run(notebook, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(notebook.read_text(encoding="utf-8"), name(notebook), "exec"), {"__name__": "__main__"})

@@ -27,6 +27,7 @@ from fedjax_pers.simulate.study import (
 )
 
 LINEAR_BYTES = (10 * 11 + 11) * 4  # kernel and bias of softmax regression on vowel_speakers
+SHORT = {"batch_size": 3, "epochs": 5}  # steps enough for the client of odd_clients to overflow
 RESULTS = ("metrics.jsonl", "clients.csv", "summary.json", "config.json", "learning_curve.png")
 
 
@@ -206,7 +207,7 @@ def test_a_warm_start_uses_the_method_s_local_training():
 
 
 def test_odd_clients_are_named_and_left_out(odd_clients, tmp_path):
-    config = Config(data=odd_clients, model="linear", rounds=2, evaluate_every=1, settings={"batch_size": 3})
+    config = Config(data=odd_clients, model="linear", rounds=2, evaluate_every=1, settings=SHORT)
     result = run_study(config, tmp_path / "run")
     for row in result.rows:
         assert row["rejected"] == ["overflows"] and row["empty"] == ["none_to_train"]
@@ -227,7 +228,7 @@ def test_odd_clients_are_named_and_left_out(odd_clients, tmp_path):
 def test_losses_of_rejected_clients_are_left_out_of_the_means(odd_clients, tmp_path):
     import fedjax_pers as fp
 
-    study = validate(Config(data=odd_clients, model="linear", rounds=1, settings={"batch_size": 3}))
+    study = validate(Config(data=odd_clients, model="linear", rounds=1, settings=SHORT))
     _, history = fp.run(study.algorithm, None, study.federation, 1, 0)
     result = run_study(study.config, tmp_path / "run", study=study)
     kept = [study.federation.index(name) for name in ("none_to_test", "plain_a", "plain_b")]
@@ -237,19 +238,24 @@ def test_losses_of_rejected_clients_are_left_out_of_the_means(odd_clients, tmp_p
     assert row["train_loss_weighted_mean"] == pytest.approx((5 * losses[0] + 12 * losses[1] + 9 * losses[2]) / 26)
 
 
-def test_a_round_without_any_upload_is_skipped_with_the_reason(odd_clients, tmp_path):
-    config = Config(data=odd_clients, model="linear", rounds=1, settings={"batch_size": 32, "drop_last": True})
-    row = run_study(config, tmp_path / "run").rows[0]
-    assert row["skipped"] == "no upload was accepted: 5 had nothing to train on"
-    assert row["update_norm"] == 0 and row["train_loss_weighted_mean"] is None
-    config = Config(data=odd_clients, model="linear", rounds=1, settings={"batch_size": 3, "lr": 3e38})
-    row = run_study(config, tmp_path / "diverges").rows[0]
+def test_a_round_without_any_upload_is_skipped_with_the_reason(hopeless_clients, tmp_path):
+    config = Config(data=hopeless_clients, model="linear", rounds=1, settings=SHORT)
+    result = run_study(config, tmp_path / "run")
+    row = result.rows[0]
     assert row["skipped"] == "no upload was accepted: 4 sent something not finite, 1 had nothing to train on"
-    assert row["update_norm"] == 0
+    assert row["update_norm"] == 0 and row["train_loss_weighted_mean"] is None
+    assert result.summary["skipped_rounds"] == [1] and result.summary["clients_that_took_part"] == 0
+    assert np.isfinite(result.clients["accuracy"]).all()
+
+
+def test_clients_smaller_than_a_batch_are_reported_where_short_batches_are_dropped(odd_clients, tmp_path):
+    config = Config(data=odd_clients, model="linear", rounds=1, settings={"batch_size": 10, "drop_last": True})
+    row = run_study(config, tmp_path / "run").rows[0]
+    assert row["empty"] == ["none_to_test", "none_to_train", "overflows", "plain_b"] and row["skipped"] is None
 
 
 def test_a_run_that_is_to_stop_at_a_rejected_upload_stops_every_time(odd_clients, tmp_path):
-    config = Config(data=odd_clients, model="linear", rounds=1, settings={"batch_size": 3}, stop_on_rejected=True)
+    config = Config(data=odd_clients, model="linear", rounds=1, settings=SHORT, stop_on_rejected=True)
     for _ in range(2):
         with pytest.raises(RejectedUploads, match=r"round 1: uploads of \['overflows'\]"):
             run_study(config, tmp_path / "run")
