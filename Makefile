@@ -1,6 +1,11 @@
-# make env    an environment in .venv with the package and what its tests need
-# make demo   a small comparison of methods, from a fresh checkout
-# make test   all tests;   make lint   style and types;   make bench   speed;   make clean   removes what these made
+# make env     an environment in .venv with the package and what its tests need
+# make demo    a small comparison of methods, from a fresh checkout
+# make test    all tests; PYTEST_ARGS='-k fedper' for some of them
+# make lint    style and types
+# make bench   speed and memory
+# make clean   removes what these made
+#
+# VENV, PYTHON and WORKERS (test processes) can be set: make test VENV=.venv-3.13 PYTHON=python3.13 WORKERS=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -20,7 +25,7 @@ endif
 
 .PHONY: help env demo test lint bench clean
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -2
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 # Each stamp is newer than what it was installed from, so that nothing is installed twice.
 $(VENV)/.python:

@@ -168,9 +168,7 @@ class Describe:
                 rich.print(describe(study.algorithm.layout))
             costs, model = costs_of(study), costs_of(whole).up
             print(f"down: {costs.down:,} B a client and round; {costs.first_down:,} B once")
-            print(
-                f"up: {costs.up:,} B, {costs.up / model:.2%} of the model; {costs.metadata_up} B for the number of examples"
-            )
+            print(f"up: {costs.up:,} B ({costs.up / model:.2%} of the model), and {costs.metadata_up} B for its size")
 
 
 @dataclass(frozen=True)
@@ -270,8 +268,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Runs the command line; exit status 1 after an upload that was not finite, 2 after a mistake, 130 interrupted."""
     args = list(sys.argv[1:] if args is None else args)
     try:
-        plain_names = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
-        tyro.cli(_commands(args), prog="fedjax-pers", args=args, description=_ABOUT, config=plain_names).execute()
+        parse(args).execute()
     except (ValueError, OSError) as error:
         _leave(MISTAKE, _said(error))
     except KeyboardInterrupt:
@@ -283,6 +280,12 @@ def main(args: Sequence[str] | None = None) -> None:
         if type(error).__name__ != "RejectedUploads":  # by name, as importing it would slow down --help
             raise
         _leave(STOPPED, f"stopped: {error}")
+
+
+def parse(args: Sequence[str]) -> Any:
+    """The command that the arguments ask for; exits with a message where they ask for none."""
+    plain_names = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
+    return tyro.cli(_commands(args), prog="fedjax-pers", args=args, description=_ABOUT, config=plain_names)
 
 
 def compare_with_bars(configs: Mapping[str, Config], seeds: Iterable[int], folder: Path) -> Comparison:

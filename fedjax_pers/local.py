@@ -15,7 +15,7 @@ import optax
 
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report
 from fedjax_pers.batches import batch_shapes, loop
-from fedjax_pers.checks import positive_int, require
+from fedjax_pers.checks import number, positive_int, require
 from fedjax_pers.layouts import OWN, Layout, leaves_of, replace, trainable_leaves
 from fedjax_pers.objectives import Objective, task_loss
 from fedjax_pers.paths import Selector, SelectorLike, as_selector, everything, nothing
@@ -86,6 +86,8 @@ def train(
       drop_last: leave out short batches; a client smaller than a batch is then skipped.
     """
     positive_int("batch_size", batch_size)
+    for rate in lr.values() if isinstance(lr, Mapping) else (lr,):
+        number("lr", rate, low=0)
     require(epochs is None or steps is None, "epochs, steps: both were given; a phase has one or the other")
     epochs = 1 if epochs is None and steps is None else epochs
     objective, chosen = objective or task_loss(), as_selector(leaves)

@@ -33,7 +33,7 @@ def test_a_product_with_many_vectors_then_a_reduction(shape, reduction):
     expected = by_hand(vectors.astype(np.float64) @ matrix.astype(np.float64).T)
     wrong = ~np.isclose(found, expected, rtol=1e-4, atol=1e-4)
     assert not wrong.any(), (
-        f"jax {jax.__version__}: {wrong.sum()} of {POINTS} values are wrong from position {np.flatnonzero(wrong)[0]} on; "
+        f"jax {jax.__version__}: {wrong.sum()} of {POINTS} values are wrong, the first at {np.flatnonzero(wrong)[0]}; "
         "install a release that pyproject.toml allows"
     )
 

@@ -117,13 +117,14 @@ def labelled_clients(sizes: tuple[int, ...] = (7, 4, 10), seed: int = 0) -> fp.C
     return fp.cohort_of(labelled(sizes, seed), sizes=list(sizes))
 
 
-def federation(train: tuple[int, ...], test: tuple[int, ...] = (), seed: int = 0) -> fp.Federation:
+def federation(train: tuple[int, ...], test: tuple[int, ...] | None = None, seed: int = 0) -> fp.Federation:
     """Clients ``0, 1, ...`` with so many labelled examples."""
-    splits = {"train": labelled((*train, 1), seed), "test": labelled((*test, 1), seed + 1)}
-    sizes = {"train": train, "test": test or (0,) * len(train)}
+    sizes = {"train": train, "test": (0,) * len(train) if test is None else test}
+    tables = {split: labelled((*sizes[split], 1), seed + place) for place, split in enumerate(sizes)}
     data = {
         client: {
-            split: {name: x[client, : sizes[split][client]] for name, x in splits[split].items()} for split in splits
+            split: {name: x[client, : sizes[split][client]] for name, x in table.items()}
+            for split, table in tables.items()
         }
         for client in range(len(train))
     }
@@ -131,22 +132,69 @@ def federation(train: tuple[int, ...], test: tuple[int, ...] = (), seed: int = 0
 
 
 @functools.cache
-def _step(name: str, task: fp.Task, static: tuple[tuple[str, Any], ...]) -> Callable:
+def softmax_regression() -> fp.Task:
+    """Two leaves, ``kernel`` and ``bias``: the smallest task that every method of the registry can take."""
+
+    def init(key):
+        return {"kernel": jax.random.normal(key, (FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)}
+
+    def apply(variables, batch, key):
+        return batch["x"] @ variables["kernel"] + variables["bias"], {}
+
+    return fp.tasks.supervised(init, apply, example=EXAMPLE)
+
+
+ROLES = {
+    **{name: {"personal": "bias"} for name in ("fedper", "fedrep", "fedsim", "fedalt", "fedbn")},
+    "lg_fedavg": {"shared": "kernel"},
+    "fedbabu": {"frozen": "bias"},
+    "fedrod": {"head": fp.everything},
+}
+"""Settings that name leaves of :func:`softmax_regression`."""
+
+
+def every_method(name: str, **settings: Any) -> fp.Algorithm:
+    """The method of that name on :func:`softmax_regression`; runs that differ in float settings share a program."""
+    return fp.method(name).make(softmax_regression(), batch_size=3, **ROLES.get(name, {}), **settings)
+
+
+@functools.cache
+def _step(name: str, task: fp.Task, static: tuple[tuple[str, Any], ...], executor: fp.Executor | None) -> Callable:
     """A method's step with its float settings as arguments, which is how a run compiles it."""
 
     @jax.jit
     def step(state, cohort, key, floats):
-        return fp.method(name).make(task, **dict(static), **floats).step(state, cohort, key)
+        algorithm = fp.method(name).make(task, **dict(static), **floats)
+        return (fp.with_executor(algorithm, executor) if executor else algorithm).step(state, cohort, key)
 
     return step
 
 
+def _split(settings: dict[str, Any]) -> tuple[tuple[tuple[str, Any], ...], dict[str, float]]:
+    floats = {key: value for key, value in settings.items() if isinstance(value, float)}
+    return tuple(sorted((key, value) for key, value in settings.items() if key not in floats)), floats
+
+
+def program_text(name: str, task: fp.Task, cohort: fp.Cohort, **settings: Any) -> str:
+    """What is handed to the compiler for a round: methods of equal text compute equal bits."""
+    static, floats = _split(settings)
+    state = start(fp.method(name).make(task, **settings), cohort.ids.shape[0])
+    return _step(name, task, static, None).lower(state, cohort, jax.random.key(0), floats).as_text()
+
+
 def trajectory(
-    name: str, task: fp.Task, cohort: fp.Cohort, rounds: tuple[tuple[int, ...], ...], seed: int = 0, **settings: Any
+    name: str,
+    task: fp.Task,
+    cohort: fp.Cohort,
+    rounds: tuple[tuple[int, ...], ...],
+    *,
+    seed: int = 0,
+    executor: fp.Executor | None = None,
+    **settings: Any,
 ) -> list[fp.State]:
     """The states of a method before and after rounds with these clients; equal static settings compile once."""
-    floats = {key: value for key, value in settings.items() if isinstance(value, float)}
-    step = _step(name, task, tuple(sorted((k, v) for k, v in settings.items() if k not in floats)))
+    static, floats = _split(settings)
+    step = _step(name, task, static, executor)
     states = [start(fp.method(name).make(task, **settings), cohort.ids.shape[0], seed)]
     for members in rounds:
         states.append(step(states[-1], only(cohort, list(members)), jax.random.key(seed), floats)[0])

@@ -21,7 +21,7 @@ _ABOUT = {
     '"Adaptive Federated Optimization", ICLR 2021, arXiv:2003.00295',
     "family": "server optimiser",
     "personal": "nothing",
-    "reduction": "beta1 = 0, tau -> infinity with server_lr / tau = 1: FedAvg",
+    "reduction": "beta1 = 0, server_lr = 2 tau, tau -> infinity (and beta2 = 1 for FedAdam): FedAvg",
 }
 
 

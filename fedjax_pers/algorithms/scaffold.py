@@ -13,7 +13,7 @@ from fedjax_pers.aggregators.base import copy_to_all
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report, Task
 from fedjax_pers.batches import sweep
-from fedjax_pers.checks import one_of
+from fedjax_pers.checks import number, one_of
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Layout, Statistics, by_role, replace, trainable_leaves
 from fedjax_pers.local import ClientUpdate, train
@@ -52,7 +52,7 @@ def scaffold(
 
     Args:
       task: model and loss.
-      lr: step size of the clients; plain SGD, since option II divides by it.
+      lr: step size of the clients; plain SGD, since option II divides by it (so that it must not be 0 there).
       server_lr: step size of the server.
       option: how the client's control variate is renewed.
       weights: ``"uniform"`` as in the paper, or ``"examples"``.
@@ -65,6 +65,7 @@ def scaffold(
     Differences from the paper: none. Model and control variate travel, twice FedAvg's traffic each way.
     """
     one_of("option", option, ("I", "II"))
+    number("lr", lr, low=1e-12 if option == "II" else 0)
     schedule = {"batch_size": batch_size, "epochs": epochs, "steps": steps, "drop_last": drop_last}
     descent = train(lr, objective=add(task_loss(), _correction), roles="shared", **schedule)
     return compose(

@@ -1,4 +1,4 @@
-"""Convolutions and max-pooling that are fast on the CPU wherever they stand: in a compiled loop, under ``vmap``, in groups.
+"""Convolutions and max-pooling that are fast on the CPU wherever they stand: in loops, under ``vmap``, in groups.
 
 XLA's CPU compiler brings a convolution into the layout of its fast kernel only in the entry computation. Inside a loop
 the gradients, which come in other layouts, fall to a naive kernel. A convolution in groups does so everywhere, and
@@ -44,10 +44,11 @@ def fast_convolutions(fn: Function) -> Function:
     """``fn``, with convolutions and max-pooling in a form that is fast on the CPU in loops and under ``vmap``.
 
     Values and gradients are those of ``fn`` up to the order of additions; ties and NaN in max-pooling are resolved as
-    XLA does. ``fn`` is traced at every call, as by ``jax.make_jaxpr``, so call the result under ``jax.jit``. It may be a
-    whole training step, with its gradient inside, or be differentiated afterwards, in both modes and to any order; it
-    may contain, and stand in, ``jit``, ``vmap``, ``scan``, ``while_loop``, ``cond``, ``remat``, ``shard_map`` and
-    functions with their own derivatives. A function with nothing to replace is evaluated as it was traced.
+    XLA does. ``fn`` is traced at every call, as by ``jax.make_jaxpr``, so call the result under ``jax.jit``. ``fn`` may
+    be a whole training step, with its gradient inside, and the result may be differentiated, in both modes and to any
+    order. Both may contain, and stand in, ``jit``, ``vmap``, ``scan``, ``while_loop``, ``cond``, ``remat``,
+    ``shard_map`` and functions with their own derivatives. Where there is nothing to replace, ``fn`` is evaluated as it
+    was traced.
 
     Covered are real floating-point convolutions of one or more spatial dimensions in every layout, with strides,
     padding, dilations and groups; and max-pooling, forward and backward, with strides equal to the window. Left as
@@ -58,9 +59,9 @@ def fast_convolutions(fn: Function) -> Function:
     - the derivative rule of a ``custom_jvp`` or ``custom_vjp`` function, where the result of this transform is
       differentiated. Where the gradient is inside ``fn``, the rule is part of it and covered.
 
-    Two things besides speed differ from ``fn``. Where the result is differentiated and ``fn`` contains a ``remat`` whose
-    policy saves convolutions (``dots_saveable``), they are recomputed, because the policy does not know the twins. And
-    an eager call is evaluated operation by operation without the checks of ``jax_debug_nans``.
+    Two things besides speed differ from ``fn``. Where the result is differentiated and ``fn`` contains a ``remat``
+    whose policy saves convolutions (``dots_saveable``), they are recomputed: the policy does not know the twins. And an
+    eager call is evaluated operation by operation without the checks of ``jax_debug_nans``.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -161,7 +162,7 @@ class _Twin(NamedTuple):
 
 
 def _twin(plain: core.Primitive, on_cpu: Callable[..., Array], covers: Callable[[Any], bool]) -> _Twin:
-    """A primitive that means ``plain``, becomes ``on_cpu`` on a CPU, and has the rules of ``plain`` with twins put in."""
+    """A primitive that means ``plain``, becomes ``on_cpu`` on a CPU, and has the rules of ``plain``, with twins."""
     twin = core.Primitive(f"fast_{plain.name}")
     twin.def_impl(plain.bind)
     twin.def_abstract_eval(lambda *avals, **params: plain.abstract_eval(*avals, **params)[0])
@@ -320,8 +321,8 @@ def _corners(tiled: Array, window: Any) -> list[Array]:
 def _selected(tiled: Array, window: Any) -> Array:
     """True at one element of each window, ``[n / window, window, ...]``.
 
-    XLA keeps what it has while that is greater or equal, else takes the next: so the first maximum, and never stays at a
-    NaN while there is a next.
+    XLA keeps what it has while that is greater or equal, else takes the next: so it selects the first maximum, and
+    leaves a NaN for whatever comes next.
     """
     best, *others = _corners(tiled, window)
     place = jnp.zeros(best.shape, jnp.int32)

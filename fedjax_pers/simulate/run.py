@@ -225,7 +225,7 @@ def chosen_sampler(
     whole = cohort_size in (None, federation.num_clients) and sampler in (None, everyone)
     require(
         algorithm.participation == "any" or whole,
-        f"cohort_size: found {cohort_size}; this method needs everyone in every round, {federation.num_clients} clients",
+        f"cohort_size: found {cohort_size}; this method needs everyone each round, {federation.num_clients} clients",
     )
     if whole:
         return everyone

@@ -188,7 +188,7 @@ def test_derivatives_of_the_fast_function_are_those_of_the_plain_one(dtype: str,
 
 @pytest.mark.parametrize("axes", [(0, 2), (1, None), (None, 0)])
 def test_under_vmap_for_clients_with_their_own_images_kernels_or_both(axes: tuple[int | None, int | None]) -> None:
-    names = ["few products", "strided", "groups", "groups of the batch", "series, channels first"]
+    names = ["few products", "strided", "groups", "groups of the batch"]
     cases = {case.name: case for case in NAMED if case.name in names}
 
     def stacked(array: np.ndarray, axis: int | None) -> Any:
@@ -209,6 +209,13 @@ def test_under_vmap_for_clients_with_their_own_images_kernels_or_both(axes: tupl
         arrays = {name: tuple(map(stacked, case[2:], axes)) for name, case in cases.items()}
         expected = compiled(functools.partial(everything, lambda fn: fn))(arrays)
         assert_close(compiled(functools.partial(everything, fast_convolutions))(arrays), expected, 1e-10)
+
+
+@pytest.mark.parametrize("features", [(1, 4), (7, 8)])
+def test_the_type_that_is_asked_for_comes_out(features: tuple[int, int]) -> None:
+    case = convolution("preferred", (8, 7), (3, 3), features, preferred_element_type=jnp.float32)
+    args = jnp.asarray(case.lhs, "bfloat16"), jnp.asarray(case.rhs, "bfloat16")
+    assert_close(jax.jit(fast_convolutions(case.convolve))(*args), jax.jit(case.convolve)(*args), 1e-5)
 
 
 # A training step of a model with convolutions and pooling, in every place where it may stand.

@@ -39,10 +39,8 @@ BIT = {
     "fedbabu": {"frozen": fp.nothing, "weights": "examples"},
     "fedprox": {"mu": 0.0},
     "perfedavg": {"alpha": 0.0},
-    "perfedavg_fo": {"alpha": 0.0},
     "perfedavg_hf": {"alpha": 0.0},
     "fedavg_ft": {"tune_epochs": 0},
-    "fedavgm": {"beta": 0.0, "server_lr": 1.0},
     "ditto": {"lam": 0.7},
     "apfl": {"alpha": 0.3, "alpha_lr": 0.1},
 }
@@ -50,6 +48,9 @@ BIT = {
 
 @pytest.mark.parametrize("name", BIT)
 def test_the_shared_model_is_that_of_fedavg_to_the_bit(fedavg, clients, name):
+    texts = [toys.program_text(each, TASK, clients, lr=0.1, **LOCAL, **BIT.get(each, {})) for each in ("fedavg", name)]
+    if texts[0] == texts[1]:  # the very same program: nothing need be compiled to know what it computes
+        return
     states = toys.trajectory(name, TASK, clients, ROUNDS, lr=0.1, **LOCAL, **BIT[name])
     for found, expected in zip(states, fedavg, strict=True):
         toys.same_bits(found.shared, expected.shared)
@@ -68,20 +69,6 @@ def test_the_first_round_of_scaffold_is_that_of_fedavg(fedavg, clients):
     model = {name: x for name, x in states[1].shared.items() if not name.startswith("control/")}
     toys.same_bits(model, fedavg[1].shared)
     assert not np.array_equal(states[2].shared["params/head/bias"], fedavg[2].shared["params/head/bias"])
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"), [("fedadagrad", {}), ("fedadam", {"beta2": 1.0}), ("fedyogi", {"beta2": 0.99})]
-)
-def test_adaptive_servers_that_cannot_adapt(fedavg, clients, name, settings):
-    """With ``v_0 = tau^2`` far above every squared change, the step is ``server_lr / (2 tau)`` times the change.
-
-    Equal up to rounding: dividing by 2 tau and multiplying by it are two roundings more.
-    """
-    still = {"beta1": 0.0, "tau": 1e4, "server_lr": 2e4}
-    states = toys.trajectory(name, TASK, clients, ROUNDS, lr=0.1, **still, **settings, **LOCAL)
-    for leaf, x in fedavg[-1].shared.items():
-        np.testing.assert_allclose(states[-1].shared[leaf], x, rtol=1e-5, atol=1e-6)
 
 
 def test_no_fine_tuning_predicts_with_the_global_model(fedavg, clients):

@@ -9,7 +9,7 @@ from fedjax_pers.config import Config
 
 
 def write_clients(path, clients):
-    """An npz file of clients ``{name: (training rows, test rows, scale of the features)}`` with 3 features, 2 classes."""
+    """An npz file of clients ``{name: (training rows, test rows, scale of the features)}``: 3 features, 2 classes."""
     rng = np.random.default_rng(0)
     columns = {"x": [], "y": [], "client": [], "split": []}
     for place, (*sizes, scale) in enumerate(clients.values()):

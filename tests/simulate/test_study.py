@@ -325,7 +325,7 @@ def _json(text):
         ({"settings": {"weights": 1}}, "fedper: weights: found 1; allowed is a word"),
         ({"settings": {"weights": "exmaples"}}, "exmaples"),
         ({"cohort_size": 16}, "cohort_size: found 16; allowed are 1 .. 15"),
-        ({"method": "l2gd", "cohort_size": 3}, "cohort_size: found 3; this method needs everyone"),
+        ({"method": "l2gd", "cohort_size": 3}, "cohort_size: found 3; this method needs everyone each round"),
         ({"split": "valid"}, "split: found 'valid'"),
         ({"split": "validation", "data_options": {"validation": 0}}, "split: found 'validation', which has no rows"),
         ({"method": "fedprox", "warm_start": 2, "settings": {"statistics": "locl"}}, "locl"),
