@@ -49,7 +49,7 @@ $(VENV)/.development: $(VENV)/.python pyproject.toml
 env: $(VENV)/.development
 
 demo: $(VENV)/.runtime
-	$(BIN)/fedjax-pers demo
+	$(BIN)/fedjax-pers compare --folder results/demo
 
 test: $(VENV)/.development
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(PYTEST_ARGS)

@@ -60,6 +60,19 @@ def sgd_step(model: CNN) -> Callable[[Any, Any], Any]:
     return step
 
 
+def in_while_loop(step: Any) -> Callable[[Any, Any, Any], Any]:
+    """``run(params, batches, count) -> params``: the number of steps is not known when it is compiled."""
+
+    def run(params: Any, batches: Any, count: Any) -> Any:
+        def body(state: Any) -> Any:
+            index, params = state
+            return index + 1, step(params, jax.tree.map(lambda x: x[index], batches))
+
+        return jax.lax.while_loop(lambda state: state[0] < count, body, (0, params))[1]
+
+    return run
+
+
 def one_client(step: Any, params: Any, batches: Any) -> dict[str, Callable[[], Any]]:
     """Ways to take ``STEPS`` steps one after another."""
     fast, compiled = fast_convolutions(step), jax.jit(step)
@@ -75,22 +88,12 @@ def one_client(step: Any, params: Any, batches: Any) -> dict[str, Callable[[], A
         run = jax.jit(lambda params, batches: jax.lax.scan(lambda p, b: (step(p, b), None), params, batches)[0])
         return lambda: run(params, batches)
 
-    def in_while_loop(step: Any) -> Callable[[], Any]:
-        @jax.jit
-        def run(params: Any, batches: Any, count: Any) -> Any:
-            def body(state: Any) -> Any:
-                index, params = state
-                return index + 1, step(params, jax.tree.map(lambda x: x[index], batches))
-
-            return jax.lax.while_loop(lambda state: state[0] < count, body, (0, params))[1]
-
-        return lambda: run(params, batches, STEPS)
-
+    run = jax.jit(in_while_loop(fast))
     return {
         YARDSTICK: python_loop,
         "scan, plain": scanned(step),
         "scan, fast": scanned(fast),
-        "while_loop, fast": in_while_loop(fast),
+        "while_loop, fast": lambda: run(params, batches, STEPS),
     }
 
 
@@ -104,6 +107,11 @@ def many_clients(step: Any, params: Any, batches: Any) -> dict[str, Callable[[],
         run = jax.jit(lambda params, batches: jax.lax.map(lambda client: step(*client), (params, batches)))
         return lambda: run(stacked, batches)
 
+    @jax.jit
+    def local_training(params: Any, batches: Any, count: Any) -> Any:
+        singles = jax.tree.map(lambda x: x[:, None], batches)
+        return jax.lax.map(lambda client: in_while_loop(fast)(*client, count), (params, singles))
+
     def vectorised(step: Any) -> Callable[[], Any]:
         run = jax.jit(jax.vmap(step))
         return lambda: run(stacked, batches)
@@ -112,6 +120,7 @@ def many_clients(step: Any, params: Any, batches: Any) -> dict[str, Callable[[],
         YARDSTICK: lambda: [compiled(*client) for client in apart],
         "scan over clients, plain": mapped(step),
         "scan over clients, fast": mapped(fast),
+        "scan over clients of while_loops, fast": lambda: local_training(stacked, batches, 1),
         "vmap over clients, plain": vectorised(step),
         "vmap over clients, fast": vectorised(fast),
     }

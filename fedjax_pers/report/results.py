@@ -253,7 +253,7 @@ def _at(value: Any, field: str) -> str:
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:
     """The leaves by dotted name, as JSON text (in which ``1`` and ``True`` are not the same)."""
     if isinstance(value, dict) and (value or not prefix):
-        flat = {}
+        flat: dict[str, str] = {}
         for name, each in value.items():
             flat |= _flat(each, f"{prefix}.{name}" if prefix else name)
         return flat

@@ -14,23 +14,24 @@ Pair = tuple[float, float]
 
 
 class Column(NamedTuple):
-    """One column: the field of a row, its heading, its format, and whether more or less is better."""
+    """One column: the field of a row, its headings, its format, and whether more or less is better."""
 
     field: str
     heading: str
+    narrow: str  # over two lines, for a terminal of 80 columns
     scale: float
     decimals: int
     best: Any = None
 
 
 COLUMNS = (
-    Column("weighted_mean", "mean by example, %", 100, 1, max),
-    Column("unweighted_mean", "mean by client, %", 100, 1, max),
-    Column("bottom_decile_mean", "worst tenth, %", 100, 1, max),
-    Column("worst", "worst client, %", 100, 1, max),
-    Column("hurt", "hurt, %", 100, 1, min),
-    Column("megabytes_up", "MB up", 1, 2),
-    Column("megabytes_down", "MB down", 1, 2),
+    Column("weighted_mean", "mean by example, %", "mean by\nexample %", 100, 1, max),
+    Column("unweighted_mean", "mean by client, %", "mean by\nclient %", 100, 1, max),
+    Column("bottom_decile_mean", "worst tenth, %", "worst\ntenth %", 100, 1, max),
+    Column("worst", "worst client, %", "worst\nclient %", 100, 1, max),
+    Column("hurt", "hurt, %", "\nhurt %", 100, 1, min),
+    Column("megabytes_up", "MB up", "MB\nup", 1, 2),
+    Column("megabytes_down", "MB down", "MB\ndown", 1, 2),
 )
 
 
@@ -53,14 +54,15 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = N
     Raises:
       ValueError: a row has no method or number of seeds, a field is not a pair, or a field is unknown.
     """
-    table = Table(title=title, caption=_caption(rows, note), box=SIMPLE_HEAD)
-    table.add_column("method", no_wrap=True)
+    table = Table(title=title, caption=_caption(rows, note), box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("\nmethod", no_wrap=True)
     for column in COLUMNS:
-        table.add_column(column.heading, justify="right", overflow="fold")
-    table.add_column("seeds", justify="right", no_wrap=True)
-    for name, cells, best, seeds in _cells(rows):
+        table.add_column(column.narrow, justify="right", no_wrap=True)
+    for name, cells, best, _ in _cells(rows):
+        # Traffic hardly differs between seeds; its deviation is in the page and in the files.
+        cells = [cell if column.best else cell.split(" ")[0] for cell, column in zip(cells, COLUMNS, strict=True)]
         shown = [f"[bold]{cell}[/bold]" if bold else cell for cell, bold in zip(cells, best, strict=True)]
-        table.add_row(name.replace("[", r"\["), *shown, str(seeds))
+        table.add_row(name.replace("[", r"\["), *shown)
     return table
 
 
@@ -84,7 +86,9 @@ def to_markdown(rows: Sequence[Mapping[str, Any]], *, note: str | None = None) -
 
 
 def _caption(rows: Sequence[Mapping[str, Any]], note: str | None) -> str:
-    spread = "mean ± sample standard deviation over seeds" if any(_seeds(row) > 1 for row in rows) else "one seed"
+    seeds = sorted({_seeds(row) for row in rows})
+    count = " or ".join(map(str, seeds))
+    spread = f"mean ± sample standard deviation over {count} seeds" if seeds[-1:] > [1] else "one seed"
     caption = f"{spread}; bold: best of the column; worst tenth: mean of the ceil(N/10) worst clients; MB of one client"
     return f"{caption}; {note}" if note else caption
 
