@@ -205,7 +205,7 @@ class Run(_Choices):
 
         config = self.chosen(self.config)
         folder = self.folder or Path("results") / f"{Path(config.data).name}-{config.method}-seed_{config.seed}"
-        _run(config, folder, validate(config))
+        _run(validate(config), folder)
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Resume:
             compare_with_bars(configs, plan["seeds"], self.folder)
         elif (self.folder / "config.json").exists():
             config = Config.from_dict(_read_json(self.folder / "config.json"))
-            _run(config, self.folder, validate(config))
+            _run(validate(config), self.folder)
         else:
             raise FileNotFoundError(f"{self.folder}: holds neither a run nor a comparison")
 
@@ -304,21 +304,17 @@ def compare_with_bars(configs: Mapping[str, Config], seeds: Iterable[int], folde
     return comparison
 
 
-def _run(config: Config, folder: Path, study: Study) -> None:
+def _run(study: Study, folder: Path) -> None:
     import rich
 
     from fedjax_pers.report.progress import bars
     from fedjax_pers.simulate.compare import alone
     from fedjax_pers.simulate.study import run_study
 
-    with bars({config.method: study.rounds}) as report:
-        result = run_study(
-            config,
-            folder,
-            lambda done, rounds, accuracy: report(config.method, config.seed, done, rounds, accuracy),
-            study=study,
-        )
-    rich.print(alone(config.method, result).table())
+    name, seed = study.config.method, study.config.seed
+    with bars({name: study.rounds}) as report:
+        result = run_study(study, folder, lambda done, rounds, score: report(name, seed, done, rounds, score))
+    rich.print(alone(name, result).table())
     print(f"results: {result.folder}")
 
 

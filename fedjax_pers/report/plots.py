@@ -20,7 +20,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from scipy.optimize import isotonic_regression
 
 from fedjax_pers.report.files import write_atomic
@@ -110,7 +110,7 @@ def learning_curves(
             _band(axes, styles[method], curve.rounds, curve.accuracy)
             _line(axes, styles[method], curve.rounds, curve.accuracy)
         axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.margins(x=0)
     whole, enlarged = panels
     first, last = min(c.rounds[0] for c in curves.values()), max(c.rounds[-1] for c in curves.values())
@@ -164,6 +164,10 @@ def accuracy_against_traffic(
                 _band(axes, styles[method], traffic[sent], curve.accuracy[:, sent])
         axes.set(xscale=scale, xlabel="MB up and down of one client")
         first, last = axes.get_xlim()
+        if scale == "log":
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if last < 100 * first else (1,)))
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
         for method, curve in curves.items():  # what a method has reached, it keeps without further traffic
             end, level = _end(curve.megabytes, curve.accuracy)
             axes.plot([end or first, last], [level, level], color=styles[method].colour, linewidth=1.1, dashes=(1, 2))

@@ -127,7 +127,7 @@ def _runs(name: str, study: Study, seeds: list[int], folder: Path, progress: Pro
             if progress is not None:
                 progress(name, seed, done, rounds, accuracy)
 
-        results.append(run_study(seeded.config, folder / f"seed_{seed}", report, study=seeded))
+        results.append(run_study(seeded, folder / f"seed_{seed}", report))
     return results
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,13 +112,21 @@ def curve(rows: Iterable[Row], clients: int) -> dict[str, list[float]]:
     }
 
 
-def client_columns(federation: Federation, trained: Table, unseen: Table | None) -> dict[str, list[Any]]:
-    """The columns of ``clients.csv``: clients in training, then those that never were."""
-    parts = [(federation, trained, 0)]
+class Newcomers(NamedTuple):
+    """Two evaluations of the clients that never were in training: before and after they adapted on their own examples."""
+
+    before: Table
+    after: Table
+
+
+def client_columns(federation: Federation, trained: Table, unseen: Newcomers | None) -> dict[str, list[Any]]:
+    """The columns of ``clients.csv``: clients in training, then those that never were, with ``unadapted_...`` numbers."""
+    parts = [(federation, trained, 0, {})]
     if unseen is not None:
-        parts.append((federation.unseen, unseen, 1))
+        parts[0] = (federation, trained, 0, {name: np.full_like(x, np.nan) for name, x in trained.personal.items()})
+        parts.append((federation.unseen, unseen.after, 1, unseen.before.personal))
     columns: dict[str, list[Any]] = {}
-    for part, table, never in parts:
+    for part, table, never, unadapted in parts:
         columns_of_part = {
             "client": table.client_ids,
             "unseen": [never] * part.num_clients,
@@ -127,13 +135,14 @@ def client_columns(federation: Federation, trained: Table, unseen: Table | None)
             "rounds_taken_part": table.rounds_taken_part,
             **table.personal,
             **{f"global_{name}": values for name, values in table.common.items()},
+            **{f"unadapted_{name}": values for name, values in unadapted.items()},
         }
         for name, values in columns_of_part.items():
             columns.setdefault(name, []).extend(values)
     return columns
 
 
-def summary(config: Config, rows: list[Row], costs: Traffic, trained: Table, unseen: Table | None) -> dict[str, Any]:
+def summary(config: Config, rows: list[Row], costs: Traffic, trained: Table, unseen: Newcomers | None) -> dict[str, Any]:
     """The numbers of ``summary.json``. ``hurt`` is against this run's own global model, where it has one."""
     clients, last = len(trained.client_ids), rows[-1]
     rejected = sorted({name for row in rows for name in row["rejected"]})
@@ -144,7 +153,7 @@ def summary(config: Config, rows: list[Row], costs: Traffic, trained: Table, uns
         "clients": clients,
         "clients_that_took_part": int((trained.rounds_taken_part > 0).sum()),
         **_scores(trained),
-        "unseen": None if unseen is None else {"clients": len(unseen.client_ids), **_scores(unseen)},
+        "unseen": None if unseen is None else _newcomers(unseen),
         "rejected_uploads": sum(len(row["rejected"]) for row in rows),
         "rejected_clients": rejected,
         "skipped_rounds": [row["round"] for row in rows if row["skipped"]],
@@ -157,6 +166,11 @@ def summary(config: Config, rows: list[Row], costs: Traffic, trained: Table, uns
             **{f"megabytes_{way}_per_client": last[f"total_megabytes_{way}"] / clients for way in ("up", "down")},
         },
     }
+
+
+def _newcomers(unseen: Newcomers) -> dict[str, Any]:
+    before = summarize(unseen.before.personal["accuracy"], unseen.before.examples)
+    return {"clients": len(unseen.after.client_ids), "unadapted_accuracy": before, **_scores(unseen.after)}
 
 
 def _scores(table: Table) -> dict[str, Any]:

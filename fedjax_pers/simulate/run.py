@@ -129,6 +129,7 @@ def run(
         evaluate_every is None or evaluate_every >= 0, f"evaluate_every: found {evaluate_every}; allowed is 0 or more"
     )
     check_federation(algorithm.task, federation)
+    federation.split(split)  # a misspelt name, before any work
     # The program takes its state's memory over (donation); the caller's stays the caller's.
     state = start(algorithm, federation, key) if state is None else jax.tree.map(jnp.array, state)
     require(
@@ -184,11 +185,14 @@ def evaluate_clients(
     federation: Federation,
     split: str = "test",
     key: Array | int = 0,
+    *,
+    adapt: bool = True,
     group: int = 32,
 ) -> Table:
     """Judges every client of a federation: the clients in training, or ``federation.unseen``.
 
-    Clients adapt on their training split and are judged on ``split``. Nothing is written back.
+    Where the method adapts (fine-tuning, newcomers), clients do so on their training split; all are judged on
+    ``split``. Nothing is written back.
 
     Args:
       algorithm: what to evaluate.
@@ -196,6 +200,7 @@ def evaluate_clients(
       federation: clients; those of an ``unseen`` federation get the treatment of newcomers.
       split: ``"test"``, ``"validation"`` or ``"train"``.
       key: the run's key.
+      adapt: false judges clients as they are before they have adapted.
       group: models held at once.
     """
     static, floats = split_floats(algorithm)
@@ -203,7 +208,10 @@ def evaluate_clients(
     group = min(group, count)
     index = np.minimum(np.arange(-(-count // group) * group), count - 1).reshape(-1, group)
     program = evaluation_program(static, group)
-    tables = program(floats, state, pool_of(federation, "train"), pool_of(federation, split), as_key(key), index)
+    train = pool_of(federation, "train")
+    if not adapt:  # without an example there is no step to take
+        train = train._replace(size=jnp.zeros_like(train.size))
+    tables = program(floats, state, train, pool_of(federation, split), as_key(key), index)
     own, common = jax.tree.map(lambda x: np.asarray(x).reshape(-1)[:count], tables)
     examples = own.pop("examples")
     seen = np.asarray(state.seen) if federation.first_id == 0 else np.zeros(count, np.int32)

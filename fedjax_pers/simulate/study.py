@@ -115,19 +115,16 @@ def validate(config: Config, like: Study | None = None) -> Study:
     return Study(config, federation, task, algorithm, _warm(config, task) if config.warm_start else None)
 
 
-def run_study(
-    config: Config, folder: str | Path, progress: Progress | None = None, *, study: Study | None = None
-) -> Result:
+def run_study(what: Config | Study, folder: str | Path, progress: Progress | None = None) -> Result:
     """Runs a study in a folder, or goes on where it was killed; a finished one is only read.
 
     Whatever moment a run is killed at, starting it again gives the bytes that it would have given. Only
     ``timings.jsonl`` and ``environment.json`` tell runs of one config apart.
 
     Args:
-      config: what to run.
+      what: a config, or the study that :func:`validate` has made of it.
       folder: of this run alone.
       progress: called after every block of rounds.
-      study: the config, validated already.
 
     Raises:
       ValueError: as for :func:`validate`; or the folder holds another run.
@@ -135,12 +132,15 @@ def run_study(
       RejectedUploads: an upload was not finite, and the config asks to stop then.
     """
     before = compilations()
-    study = study or validate(config)
+    study = what if isinstance(what, Study) else validate(what)
     folder = results.prepare(folder, study.config.to_dict())
     with files.locked(folder):
         if (folder / results.SUMMARY).exists():
             print(f"{folder}: this run is finished ({study.rounds} rounds); nothing to do")
-            return read_result(folder)
+            result = read_result(folder)
+            if progress is not None:
+                progress(study.rounds, study.rounds, records.accuracy(result.rows[-1]))
+            return result
         results.write_environment(folder)
         state = _run_rounds(study, folder, progress)
         _finish(study, folder, state)
@@ -351,7 +351,11 @@ def _finish(study: Study, folder: Path, state: State) -> None:
     trained = evaluate_clients(study.algorithm, state, federation, config.split, config.seed)
     unseen = None
     if federation.unseen is not None:
-        unseen = evaluate_clients(study.algorithm, state, federation.unseen, config.split, config.seed)
+        before, after = (
+            evaluate_clients(study.algorithm, state, federation.unseen, config.split, config.seed, adapt=adapt)
+            for adapt in (False, True)
+        )
+        unseen = records.Newcomers(before, after)
     rows = results.read_rows(folder)
     results.write_clients(folder, records.client_columns(federation, trained, unseen))
     curve = records.curve(rows, federation.num_clients)

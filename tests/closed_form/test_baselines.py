@@ -205,3 +205,9 @@ def test_scaffold_follows_the_paper_and_finds_the_optimum(scaffold, participatio
         np.testing.assert_allclose(np.mean(state.rows["client_control/w"]), state.shared["control/w"], atol=2e-6)
     if participation == "full":
         assert float(state.shared["w"]) == pytest.approx(0.8, abs=1e-5)
+
+
+def test_scaffold_refuses_the_step_of_zero_that_option_ii_would_divide_by():
+    with pytest.raises(ValueError, match="lr: found 0"):
+        fp.method("scaffold").make(toys.quadratic(), lr=0.0)
+    fp.method("scaffold").make(toys.quadratic(), lr=0.0, option="I")

@@ -45,9 +45,8 @@ def runs(tmp_path_factory):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "1"}
     subprocess.run(command, check=True, env=environment, capture_output=True)
     here = validate(Config.from_dict({**CONFIG, "data": data}))
-    run_study(here.config, folder / "two", study=here)
-    another = validate(replace(here.config, seed=1), here)
-    run_study(another.config, folder / "seed", study=another)
+    run_study(here, folder / "two")
+    run_study(validate(replace(here.config, seed=1), here), folder / "seed")
     run_study(replace(here.config, data=backwards), folder / "backwards")
     return folder
 

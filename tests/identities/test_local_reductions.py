@@ -109,3 +109,25 @@ def test_fedavg_of_one_client_is_sequential_local_training():
     together, alone = (run(name, clients=(7,), rounds=rounds)[-1] for name in ("fedavg", "local_only"))
     for name, x in together.shared.items():
         np.testing.assert_allclose(x, alone.rows[name][0], rtol=1e-6, atol=1e-7)
+
+
+STILL = {
+    "local_only": {},
+    "fedper": {"personal": fp.head(1)},
+    "fedsim": {"personal": fp.head(1), "personal_lr": 0.0},
+    "fedrep": {"personal": fp.head(1), "head_epochs": 3},
+    "lg_fedavg": {"shared": fp.head(1)},
+    "ditto": {"personal_lr": 0.0, "lam": 0.0},
+    "apfl": {"alpha": 0.4, "alpha_lr": 0.0},
+    "pfedme": {"inner_lr": 0.0},
+    "perfedavg": {},
+    "fedrod": {},
+}
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_steps_of_size_zero_leave_every_model_as_it_was(name):
+    settings = {**LOCAL, **STILL[name], "lr": 0.0}
+    first, *_, last = toys.trajectory(name, TASK, toys.labelled_clients(CLIENTS), ROUNDS, **settings)
+    toys.same_bits((last.shared, last.rows, last.frozen), (first.shared, first.rows, first.frozen))
+    assert last.seen.tolist() == [2, 2, 3]

@@ -22,10 +22,14 @@ STILL = {"beta1": 0.0, "tau": 1e4, "server_lr": 2e4}
         ("fedyogi", {**STILL, "beta2": 0.99}),
     ],
 )
-def test_the_shared_model_is_that_of_fedavg(name, settings):
+def test_the_shared_model_is_that_of_fedavg_and_rests_with_it(name, settings):
     task, clients = toys.classifier(), toys.labelled_clients((7, 4, 10))
     expected = toys.trajectory("fedavg", task, clients, ROUNDS, **LOCAL)
     found = toys.trajectory(name, task, clients, ROUNDS, **LOCAL, **settings)
     for leaf, x in expected[-1].shared.items():
         assert not np.array_equal(x, expected[0].shared[leaf])
         np.testing.assert_allclose(found[-1].shared[leaf], x, rtol=2e-6, atol=2e-7)
+
+    settings = {**LOCAL, **settings, "lr": 0.0}
+    first, *_, last = toys.trajectory(name, task, clients, ROUNDS, **settings)
+    toys.same_bits(last.shared, first.shared)  # steps of size zero

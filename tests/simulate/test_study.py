@@ -95,6 +95,9 @@ def test_summary_and_last_row_are_means_over_the_clients_in_training(finished):
         accuracy[~trained].mean(), abs=1e-6
     )
     assert summary["unseen"]["clients"] == 3
+    unadapted = np.array(finished.clients["unadapted_accuracy"])
+    assert (unadapted[~trained] == accuracy[~trained]).all() and np.isnan(unadapted[trained]).all()  # FedAvg: one model
+    assert summary["unseen"]["unadapted_accuracy"] == summary["unseen"]["global_accuracy"]
     assert finished.rows[-1]["personal_accuracy_unweighted_mean"] == pytest.approx(accuracy[trained].mean(), abs=1e-6)
     assert summary["personal_accuracy"]["hurt"] == 0
     assert summary["traffic"]["megabytes_up_per_client"] == pytest.approx(30 * (LINEAR_BYTES + 8) / 12 / 1e6)
@@ -230,7 +233,7 @@ def test_losses_of_rejected_clients_are_left_out_of_the_means(odd_clients, tmp_p
 
     study = validate(Config(data=odd_clients, model="linear", rounds=1, settings=SHORT))
     _, history = fp.run(study.algorithm, None, study.federation, 1, 0)
-    result = run_study(study.config, tmp_path / "run", study=study)
+    result = run_study(study, tmp_path / "run")
     kept = [study.federation.index(name) for name in ("none_to_test", "plain_a", "plain_b")]
     losses = history.metrics.loss[0][kept].astype(float)
     row = result.rows[0]
