@@ -12,6 +12,8 @@ import numpy as np
 
 import fedjax_pers as fp
 from fedjax_pers.base import Batch
+from fedjax_pers.simulate.records import Ledger
+from fedjax_pers.simulate.run import pool_of
 from fedjax_pers.testing import assert_bitwise
 
 TWO_QUADRATICS = {"a": [[0.0], [1.0]], "h": [[1.0], [4.0]]}
@@ -156,6 +158,16 @@ ROLES = {
 def every_method(name: str, **settings: Any) -> fp.Algorithm:
     """The method of that name on :func:`softmax_regression`; runs that differ in float settings share a program."""
     return fp.method(name).make(softmax_regression(), batch_size=3, **ROLES.get(name, {}), **settings)
+
+
+def recorded(algorithm: fp.Algorithm, federation: fp.Federation, rounds: int, **options: Any) -> tuple:
+    """A run as :func:`fedjax_pers.run` gives it, and the rows that go into its record: ``(state, history, rows)``."""
+    costs = fp.traffic(algorithm, fp.start(algorithm, federation, 0), pool_of(federation, "train"))
+    ledger, rows = Ledger("toy", costs, federation, options.get("cohort_size"), None), []
+    state, history = fp.run(
+        algorithm, None, federation, rounds, on_block=lambda block: rows.extend(ledger.rows(block)), **options
+    )
+    return state, history, rows
 
 
 @functools.cache

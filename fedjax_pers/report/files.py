@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of a disk, a quota or a file that is full."""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -83,7 +84,7 @@ def probe(folder: Path, size: int) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        reason = "no space left on its disk" if error.errno in _FULL else f"not writable ({error.strerror})"
+        reason = "no space left on its disk" if error.errno in FULL else f"not writable ({error.strerror})"
         raise OSError(error.errno, f"the run folder cannot be used: {reason}", str(folder)) from error
     finally:
         with contextlib.suppress(OSError):
@@ -115,7 +116,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             message = "no space left to write this file; what was written before is kept, free some space and resume"
             raise OSError(error.errno, message, str(path)) from error
         raise OSError(error.errno, error.strerror, str(path)) from error

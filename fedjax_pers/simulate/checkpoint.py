@@ -7,6 +7,9 @@ keys ``10`` and ``"10"`` differ), its kind, dtype and shape. Nothing is ever cas
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pers.checks import require
+from fedjax_pers.report import files
 
 KEPT = 2
 """Checkpoints that stay; older ones are removed once a new one is complete."""
@@ -63,6 +67,7 @@ def save(folder: str | os.PathLike[str], step: int, tree: Any) -> Path:
     Raises:
       FileExistsError: the step is already there.
       ValueError: the step is not a whole number from 0, or a leaf is something else.
+      OSError: it cannot be written; the checkpoints before it are still there.
     """
     whole = isinstance(step, int | np.integer) and not isinstance(step, bool)
     require(whole and step >= 0, f"step: found {step!r}; allowed are whole numbers from 0")
@@ -79,8 +84,14 @@ def save(folder: str | os.PathLike[str], step: int, tree: Any) -> Path:
     items = {_MANIFEST: ocp.args.JsonSave({"leaves": manifest})}
     if arrays:  # orbax has no form for a tree without leaves
         items[_LEAVES] = ocp.args.PyTreeSave(arrays)
-    with _checkpointer() as checkpointer:
-        checkpointer.save(path, ocp.args.Composite(**items))
+    try:
+        with _checkpointer() as checkpointer:
+            checkpointer.save(path, ocp.args.Composite(**items))
+    except Exception as error:  # orbax and tensorstore raise many types for the same thing
+        _remove_remains(path.parent)
+        full = any(f"os_error_code='{code}'" in str(error) for code in files.FULL)
+        reason = "no space left on its disk" if full else str(error)
+        raise OSError(errno.EIO, f"the checkpoint could not be written: {reason}", str(path)) from error
     for old in _steps(path.parent)[:-KEPT]:
         _remove(path.parent / str(old))
     return path
@@ -212,7 +223,7 @@ def _read(path: Path, item: str, how: Any) -> Any:
     try:
         with _checkpointer() as checkpointer:
             return checkpointer.restore(path, _orbax().args.Composite(**{item: how}))[item]
-    except Exception as error:  # orbax and tensorstore raise many types for the same thing
+    except Exception as error:
         raise ValueError(f"{path}: cannot be read; remove it to go on from the one before it ({error})") from error
 
 
@@ -240,6 +251,13 @@ def _orbax() -> Any:
     return ocp
 
 
-def _checkpointer() -> Any:
-    ocp = _orbax()
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+@contextlib.contextmanager
+def _checkpointer() -> Iterator[Any]:
+    """A checkpointer of orbax, whose errors are raised and not logged with a traceback besides."""
+    ocp, logger = _orbax(), logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            yield checkpointer
+    finally:
+        logger.disabled = before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -120,6 +121,22 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
             content.write_bytes(b"")
     with pytest.raises(ValueError, match=f"{path}: cannot be read; remove it"):
         restore(tmp_path, TREE)
+
+
+def test_a_full_disk_leaves_the_checkpoints_before_it(tmp_path, capfd):
+    save(tmp_path, 1, TREE)
+    large = {"noise": np.random.default_rng(0).normal(size=200_000)}
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))  # the size at which writing fails
+    try:
+        with pytest.raises(OSError, match="could not be written: no space left on its disk.*2"):
+            save(tmp_path, 2, large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert "Traceback" not in capfd.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+    save(tmp_path, 2, large)
+    assert latest(tmp_path) == 2
 
 
 def test_the_original_is_neither_needed_nor_changed_afterwards(tmp_path):
