@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pers.base import Array, Batch, Context
+from fedjax_pers.checks import require, whole_number
 from fedjax_pers.keys import fold_name
 
 _ROUNDS = 20
@@ -127,8 +128,11 @@ def loop(
       order: name of the stream that orders the examples; phases of equal order see equal batches.
       drop_last: leave out the last, short batch of an epoch. A client smaller than a batch then takes no step.
     """
+    require((epochs is None) != (steps is None), f"epochs, steps: found {epochs} and {steps}; a loop has one or the other")
+    name, count = ("epochs", epochs) if steps is None else ("steps", steps)
+    whole_number(name, count)
     per_epoch = steps_per_epoch(context.size, batch_size, drop_last)
-    wanted = per_epoch * epochs if steps is None else steps
+    wanted = per_epoch * count if steps is None else count
     total = jnp.where(per_epoch > 0, wanted, 0).astype(jnp.int32)
     noise = fold_name(context.key, "noise")
     batches = stream(context, order, batch_size=batch_size, drop_last=drop_last)

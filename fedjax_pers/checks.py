@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -21,20 +22,30 @@ def _concrete(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
+def _dtype(value: Any) -> Any:
+    return value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+
+
 def positive_int(name: str, value: Any) -> None:
     """ValueError unless ``value`` is a whole number of at least 1."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     require(whole and value >= 1, f"{name}: found {value!r}; allowed is a whole number of at least 1")
 
 
+def whole_number(name: str, value: Any, low: int = 0) -> None:
+    """ValueError unless ``value`` is a whole number of at least ``low``; traced ones pass whatever their value."""
+    whole = np.ndim(value) == 0 and jnp.issubdtype(_dtype(value), jnp.integer)
+    message = f"{name}: found {value!r}; allowed is a whole number of at least {low}"
+    require(whole and (not _concrete(value) or value >= low), message)
+
+
 def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:
     """ValueError unless ``value`` is a finite number in ``low .. high``; traced scalars pass."""
     if not _concrete(value):
         return
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}: found {value!r}; allowed is a number") from None
+    real = jnp.issubdtype(_dtype(value), jnp.integer) or jnp.issubdtype(_dtype(value), jnp.floating)
+    require(real and np.ndim(value) == 0, f"{name}: found {value!r}; allowed is a number")
+    found = float(value)
     bounds = f"{low:g} .. {high:g}" if high < math.inf else f"at least {low:g}" if low > -math.inf else "any finite number"
     require(math.isfinite(found) and low <= found <= high, f"{name}: found {found:g}; allowed is {bounds}")
 

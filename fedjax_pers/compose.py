@@ -164,7 +164,8 @@ def compose(
             variables = bound.view("model").read(parts)
             return variables if adapt is None else _fine_tuned(adapt, alone, variables, context)
 
-        return jax.vmap(prepared(executor or Executor(), one))(items)
+        chosen = executor or default_executor((state.shared, state.fresh))
+        return jax.vmap(prepared(chosen, one))(items)
 
     def common(state: State) -> Any:
         return bound.view(bound.common).read(Parts(state.shared, state.fresh, state.frozen))

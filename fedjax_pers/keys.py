@@ -8,6 +8,8 @@ from __future__ import annotations
 import zlib
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pers.base import Array
 
@@ -34,9 +36,16 @@ def client_key(key: Array, purpose: str, round: Array, tag: Array) -> Array:
 
 
 def as_key(key: Array | int) -> Array:
-    """A typed key from a seed or a key (old-style ``uint32[2]`` keys are wrapped)."""
-    if isinstance(key, int):
-        return jax.random.key(key)
-    if jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+    """A typed key from a seed (a whole number) or a key (old-style ``uint32[2]`` keys are wrapped).
+
+    Raises:
+      ValueError: it is neither.
+    """
+    shape, dtype = np.shape(key), key.dtype if hasattr(key, "dtype") else np.asarray(key).dtype
+    if shape == () and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return key
-    return jax.random.wrap_key_data(key)
+    if shape == () and jnp.issubdtype(dtype, jnp.integer):
+        return jax.random.key(key)
+    if shape == jax.random.PRNGKey(0).shape and dtype == jnp.uint32:
+        return jax.random.wrap_key_data(key)
+    raise ValueError(f"key: found {key!r}; allowed are a seed (a whole number) and one key of jax.random")

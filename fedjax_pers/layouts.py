@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from rich.table import Table
 
 from fedjax_pers.base import Leaves, Parts, Task
+from fedjax_pers.checks import number, require
 from fedjax_pers.paths import SelectorLike, as_selector, assign, flatten, nothing, unflattener
 from fedjax_pers.presets import Model, model_of
 from fedjax_pers.trees import num_bytes
@@ -127,7 +128,7 @@ def _resolve(task: Task, personal: SelectorLike, frozen: SelectorLike, statistic
 
 
 def _of_role(resolved: _Resolved, leaves: Leaves, role: str) -> Leaves:
-    return {name: jnp.asarray(x) for name, x in leaves.items() if resolved.roles[name] == role}
+    return {name: jnp.array(x) for name, x in leaves.items() if resolved.roles[name] == role}
 
 
 def _view(resolved: _Resolved, keys: Mapping[str, str]) -> View:
@@ -179,14 +180,16 @@ def by_role(
 def _copies(task: Task, frozen: SelectorLike, statistics: Statistics) -> tuple[_Resolved, Callable[[Any], Parts], dict]:
     """A shared model and a client's own copy of it: the parts, and the two views."""
     resolved = _resolve(task, nothing, frozen, statistics)
+    taken = sorted(path for path in resolved.leaves if path.startswith(OWN))
+    require(not taken, f"task: found leaves {taken}; {OWN!r} marks a client's own copies, rename the key")
     moving = [path for path in resolved.leaves if resolved.roles[path] != "frozen"]
     # A statistic that stays local has no shared twin: both models of the client read its own.
     twinned = [path for path in moving if resolved.roles[path] == "shared"]
 
     def init(variables: Any) -> Parts:
         leaves = flatten(variables)
-        shared = {path: jnp.asarray(leaves[path]) for path in twinned}
-        local = {path: jnp.asarray(leaves[path]) for path in moving if path not in twinned}
+        shared = {path: jnp.array(leaves[path]) for path in twinned}
+        local = {path: jnp.array(leaves[path]) for path in moving if path not in twinned}
         own = {OWN + path: jnp.array(leaves[path]) for path in moving}
         return Parts(shared, {**own, **local}, _of_role(resolved, leaves, "frozen"))
 
@@ -213,11 +216,13 @@ def interpolate(
 ) -> LayoutMaker:
     """Two models that predict by the mixture of their *parameters*: ``alpha * own + (1 - alpha) * shared`` (APFL).
 
-    ``alpha`` is a personal scalar that starts at ``weight``.
+    ``alpha`` is a personal scalar that starts at ``weight``, in 0 .. 1; ``name`` is what its leaf is called.
     """
+    number("weight", weight, 0, 1)
 
     def bind(task: Task) -> Layout:
         resolved, init_copies, views = _copies(task, frozen, statistics)
+        require(name not in resolved.leaves, f"name: found {name!r}, which is a leaf of the model; choose another")
 
         def init(variables: Any) -> Parts:
             parts = init_copies(variables)

@@ -51,7 +51,9 @@ def guarded_lift(aggregator: Aggregator, weight: Array, accepted: Array, downloa
     return aggregator.lift(jnp.where(accepted, weight, 0.0), download, upload)
 
 
-def aggregate(aggregator: Aggregator, server: Server, uploads: Leaves, weights: Any) -> tuple[Server, dict[str, Array]]:
+def aggregate(
+    aggregator: Aggregator, server: Server, uploads: Leaves, weights: Any, *, trainable: frozenset[str] | None = None
+) -> tuple[Server, dict[str, Array]]:
     """One server step on stacked uploads, outside any simulation.
 
     Uploads that are not finite are left out and counted. With nothing left, the server stays as it was.
@@ -68,11 +70,13 @@ def aggregate(aggregator: Aggregator, server: Server, uploads: Leaves, weights: 
       server: made by ``aggregator.init``.
       uploads: leaves ``[clients, ...]`` with the names of ``server.shared``.
       weights: ``[clients]``, finite and not negative (checked where they are not traced).
+      trainable: the names that ``aggregator.init`` was given; all leaves by default.
 
     Returns:
       The server, and ``{"rejected": bool [clients], "skipped": bool}``.
     """
-    _check(server, uploads, weights)
+    trainable = frozenset(server.shared) if trainable is None else trainable
+    _check(server, uploads, weights, trainable)
     weights = jnp.asarray(weights, jnp.float32)
     ids = jnp.arange(weights.shape[0])
     accepted = jax.vmap(all_finite)(uploads) if uploads else jnp.ones(ids.shape, bool)
@@ -88,10 +92,13 @@ def aggregate(aggregator: Aggregator, server: Server, uploads: Leaves, weights: 
     total, _ = jax.lax.scan(add, zero, (uploads, weights, accepted, ids))
     received = jnp.sum(jnp.where(accepted, weights, 0.0)) > 0
     info = {"rejected": ~accepted, "skipped": ~received}
-    return aggregator.finish(server, total, frozenset(server.shared)), info
+    return aggregator.finish(server, total, trainable), info
 
 
-def _check(server: Server, uploads: Leaves, weights: Any) -> None:
+def _check(server: Server, uploads: Leaves, weights: Any, trainable: frozenset[str]) -> None:
+    strangers = sorted(trainable - set(server.shared))
+    if strangers:
+        raise ValueError(f"trainable: found {strangers}; the server has {sorted(server.shared)}")
     if set(uploads) != set(server.shared):
         raise ValueError(f"uploads: found leaves {sorted(uploads)}; the server has {sorted(server.shared)}")
     clients = np.shape(weights)

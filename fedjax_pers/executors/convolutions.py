@@ -135,11 +135,7 @@ def _replace(jaxpr: Any) -> Any:
 
 def _replace_equation(equation: Any) -> Any:
     twin = _TWINS.get(equation.primitive)
-    if (
-        twin is not None
-        and twin.covers(**equation.params)
-        and all(map(_is_ordinary, equation.invars + equation.outvars))
-    ):
+    if twin is not None and twin.covers(**equation.params) and all(map(_is_ordinary, equation.invars)):
         return equation.replace(primitive=twin.primitive)
     params = {name: _replace_in(value) for name, value in equation.params.items()}
     if all(params[name] is value for name, value in equation.params.items()):

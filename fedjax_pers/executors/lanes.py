@@ -92,7 +92,10 @@ def map_reduce(executor: Executor, client: Callable[[Any], tuple[Any, Any]], ite
 
 def width(executor: Executor, clients: int) -> int:
     """Lanes that are used for so many clients."""
-    return clients if executor.lanes is None else min(executor.lanes, max(clients, 1))
+    if executor.lanes is None:
+        return clients
+    positive_int("lanes", executor.lanes)
+    return min(executor.lanes, max(clients, 1))
 
 
 def padding(executor: Executor, clients: int) -> int:

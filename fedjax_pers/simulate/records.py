@@ -113,14 +113,14 @@ def curve(rows: Iterable[Row], clients: int) -> dict[str, list[float]]:
 
 
 class Newcomers(NamedTuple):
-    """Two evaluations of the clients that never were in training: before and after they adapted on their own examples."""
+    """Two evaluations of the clients that never were in training: before and after they adapted on their own data."""
 
     before: Table
     after: Table
 
 
 def client_columns(federation: Federation, trained: Table, unseen: Newcomers | None) -> dict[str, list[Any]]:
-    """The columns of ``clients.csv``: clients in training, then those that never were, with ``unadapted_...`` numbers."""
+    """The columns of ``clients.csv``: clients in training, then those never there, with ``unadapted_...`` numbers."""
     parts = [(federation, trained, 0, {})]
     if unseen is not None:
         parts[0] = (federation, trained, 0, {name: np.full_like(x, np.nan) for name, x in trained.personal.items()})
@@ -142,7 +142,9 @@ def client_columns(federation: Federation, trained: Table, unseen: Newcomers | N
     return columns
 
 
-def summary(config: Config, rows: list[Row], costs: Traffic, trained: Table, unseen: Newcomers | None) -> dict[str, Any]:
+def summary(
+    config: Config, rows: list[Row], costs: Traffic, trained: Table, unseen: Newcomers | None
+) -> dict[str, Any]:
     """The numbers of ``summary.json``. ``hurt`` is against this run's own global model, where it has one."""
     clients, last = len(trained.client_ids), rows[-1]
     rejected = sorted({name for row in rows for name in row["rejected"]})

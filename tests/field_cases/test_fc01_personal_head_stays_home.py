@@ -57,7 +57,7 @@ def test_nobody_else_notices(rounds):
     first, plain, shifted = rounds
     toys.same_bits(shifted.shared, plain.shared)
     for name in HEAD:
-        others = [0, 2, 3]
+        others = np.array([0, 2, 3])
         toys.same_bits(shifted.rows[name][others], plain.rows[name][others])
         assert (np.asarray(shifted.rows[name][SHIFTED]) > 9e5).all()
         toys.same_bits(plain.rows[name][2], first.rows[name][2])  # was not there

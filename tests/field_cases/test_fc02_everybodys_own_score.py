@@ -18,11 +18,12 @@ TEST_SIZES = (3, 8, 5, 4, 9, 6, 7, 3, 5, 4)
 def federation():
     draw = np.random.default_rng(0)
 
-    def rows(count):
-        return {"x": draw.normal(size=(count, 4)).astype(np.float32), "y": draw.integers(0, CLIENTS, count)}
+    def rows(k, count):
+        labels = np.where(draw.random(count) < 0.5, k, draw.integers(0, CLIENTS, count))
+        return {"x": draw.normal(size=(count, 4)).astype(np.float32), "y": labels}
 
     return fp.data.from_clients(
-        {k: {"train": rows(4), "test": rows(count)} for k, count in enumerate(TEST_SIZES)}, num_classes=CLIENTS
+        {k: {"train": rows(k, 4), "test": rows(k, count)} for k, count in enumerate(TEST_SIZES)}, num_classes=CLIENTS
     )
 
 
