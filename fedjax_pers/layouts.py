@@ -222,7 +222,8 @@ def interpolate(
 
     def bind(task: Task) -> Layout:
         resolved, init_copies, views = _copies(task, frozen, statistics)
-        require(name not in resolved.leaves, f"name: found {name!r}, which is a leaf of the model; choose another")
+        taken = {*views["shared"].keys.values(), *views["own"].keys.values()}
+        require(name not in taken, f"name: found {name!r}, which is a leaf of the models; choose another")
 
         def init(variables: Any) -> Parts:
             parts = init_copies(variables)

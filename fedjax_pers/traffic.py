@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -48,17 +50,19 @@ def traffic(algorithm: Algorithm, state: State, pool: Any) -> Traffic:
     """
     if algorithm.exchange is None:
         return Traffic(0, 0, 0, 0, 0, (), ())
-    shapes = jax.eval_shape(
-        lambda state, pool, key: algorithm.exchange(state, pool.cohort(jnp.zeros(1, jnp.int32)), key),
-        state,
-        pool,
-        jax.random.key(0),
-    )
-    down, up, row = shapes
+    leaves, structure = jax.tree.flatten((state, pool))
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
+    down, up, row = _crossing(algorithm.exchange, structure, shapes)
     metadata = METADATA_UP if up else 0
-    return Traffic(
-        num_bytes(down), num_bytes(up), metadata, num_bytes(row), num_bytes(state.frozen), tuple(sorted(up)), tuple(sorted(row))
-    )
+    names = (tuple(sorted(up)), tuple(sorted(row)))
+    return Traffic(num_bytes(down), num_bytes(up), metadata, num_bytes(row), num_bytes(state.frozen), *names)
+
+
+@functools.lru_cache(maxsize=64)  # to trace a client's round takes as long as many rounds
+def _crossing(exchange: Callable[..., Any], structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
+    state, pool = jax.tree.unflatten(structure, shapes)
+    first = jnp.zeros(1, jnp.int32)
+    return jax.eval_shape(lambda s, p, key: exchange(s, p.cohort(first), key), state, pool, jax.random.key(0))
 
 
 def megabytes(costs: Traffic, metrics: Metrics) -> tuple[np.ndarray, np.ndarray]:

@@ -147,7 +147,9 @@ def test_an_order_belongs_to_client_round_and_purpose_alone():
 
 
 def test_clients_of_any_size_share_one_program():
-    program = jax.jit(lambda context: loop(lambda total, b, k, s: total + b["weight"].sum(), 0.0, context, batch_size=3, epochs=2))
+    program = jax.jit(
+        lambda context: loop(lambda total, b, k, s: total + b["weight"].sum(), 0.0, context, batch_size=3, epochs=2)
+    )
     for size in (0, 1, 3, 17, 40):
         total, steps = program(context(0, size))
         assert float(total) == 2 * size and int(steps) == 2 * -(-size // 3)

@@ -1,4 +1,4 @@
-"""Which leaves are shared, personal and frozen, over all collections of every library's models; bytes counted by hand."""
+"""Which leaves are shared, personal and frozen, over all collections and libraries; bytes counted by hand."""
 
 from __future__ import annotations
 
@@ -140,7 +140,9 @@ def test_twins(library):
 def test_interpolation_mixes_parameters(library):
     layout, parts = initial(fp.interpolate(0.25), task_of(library))
     assert parts.personal["alpha"].dtype == jnp.float32 and "alpha" not in layout.trainable
-    moved = replace(parts, {name: x + jnp.ones_like(x) for name, x in parts.personal.items() if name.startswith("own/")})
+    moved = replace(
+        parts, {name: x + jnp.ones_like(x) for name, x in parts.personal.items() if name.startswith("own/")}
+    )
     mixed = fp.flatten(layout.view("model").read(moved))
     for name, x in parts.shared.items():
         whole = not jnp.issubdtype(x.dtype, jnp.floating)
@@ -163,7 +165,10 @@ def test_a_description_is_honest_about_the_head():
     found = fp.describe(layout)
     assert (found.shared, found.personal, found.frozen) == (100, 72, 0)
     assert found.uplink == pytest.approx(25 / 43)
-    assert str(found) == "shared 100 B, personal 72 B, frozen 0 B; uplink 100 B a client and round, 58.14% of sending everything"
+    assert (
+        str(found)
+        == "shared 100 B, personal 72 B, frozen 0 B; uplink 100 B a client and round, 58.14% of sending everything"
+    )
     assert fp.describe(layout, toys.classifier().init(jax.random.key(0))) == found
     console = Console(width=100)
     with console.capture() as shown:
@@ -192,7 +197,10 @@ def test_leaves_by_role():
         (lambda: fp.by_role(frozen=fp.everything), r"frozen: everything leaves nothing that can be trained"),
         (lambda: fp.twin(frozen=fp.everything), r"frozen: everything leaves nothing that can be trained"),
         (lambda: fp.interpolate(0.5, frozen=fp.everything), r"frozen: everything leaves nothing that can be trained"),
-        (lambda: fp.by_role(statistics="locl"), r"statistics: found 'locl'; allowed are \['average', 'ignore', 'local'\]"),
+        (
+            lambda: fp.by_role(statistics="locl"),
+            r"statistics: found 'locl'; allowed are \['average', 'ignore', 'local'\]",
+        ),
         (lambda: fp.twin(statistics=None), r"statistics: found None"),
         (lambda: fp.by_role(personal=fp.head(3)), r"head\(3\): found 2 layers"),
         (lambda: fp.by_role(personal=len), r"selector: found the function .*wrap it, where\(len\)"),

@@ -58,7 +58,7 @@ def centralised(task: Task, *, lr: float = 0.1, **local: Any) -> Algorithm:
             transmitted=jnp.zeros(valid.shape, bool),
         )
 
-    return alone._replace(step=step, participation="everyone")
+    return alone._replace(step=step, exchange=None, participation="everyone")
 
 
 def _pooled(cohort: Cohort) -> Cohort:

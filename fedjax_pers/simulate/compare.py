@@ -98,6 +98,8 @@ def compare(
     for name, config in configs.items():
         like = next(iter(studies.values()), None)
         studies[name] = validate(config, like)
+        for seed in seeds:
+            replace(config, seed=seed).check()
         for field in SAME if like is not None else ():
             found, expected = getattr(config, field), getattr(like.config, field)
             require(found == expected, f"{name}: {field} is {found!r}, but {expected!r} in others; it must be the same")
@@ -121,7 +123,7 @@ def alone(name: str, result: Result) -> Comparison:
 def _runs(name: str, study: Study, seeds: list[int], folder: Path, progress: Progress | None) -> list[Result]:
     results = []
     for seed in seeds:
-        seeded = validate(replace(study.config, seed=seed), study)
+        seeded = study._replace(config=replace(study.config, seed=seed))
 
         def report(done: int, rounds: int, accuracy: float | None, seed: int = seed) -> None:
             if progress is not None:

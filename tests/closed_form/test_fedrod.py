@@ -61,8 +61,12 @@ def test_one_step_of_both_losses(step, state):
         personal = (softmax(x @ (kernel + own_kernel) + bias + own_bias) - truth) / EXAMPLES
         assert (generic[:, counts == 0] == 0).all()
         generic_steps.append((x.T @ generic, generic.sum(axis=0)))
-        np.testing.assert_allclose(after.rows["own/params/head/kernel"][client], own_kernel - LR * x.T @ personal, atol=1e-6)
-        np.testing.assert_allclose(after.rows["own/params/head/bias"][client], own_bias - LR * personal.sum(0), atol=1e-6)
+        np.testing.assert_allclose(
+            after.rows["own/params/head/kernel"][client], own_kernel - LR * x.T @ personal, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            after.rows["own/params/head/bias"][client], own_bias - LR * personal.sum(0), atol=1e-6
+        )
     for place, name in enumerate(("kernel", "bias")):
         expected = state.shared[f"params/head/{name}"] - LR * np.mean([each[place] for each in generic_steps], axis=0)
         np.testing.assert_allclose(after.shared[f"params/head/{name}"], expected, atol=1e-6)
@@ -88,6 +92,10 @@ def test_a_personal_head_at_zero_leaves_the_generic_predictions(algorithm):
     first, clients = toys.start(algorithm, 2), cohort([[0] * EXAMPLES] * 2)
     own = jax.jit(algorithm.personalize)(first, clients, jax.random.key(0))
     generic = algorithm.common(first)
-    batch = {"x": clients.data["x"][:EXAMPLES], "y": clients.data["y"][:EXAMPLES], "weight": np.ones(EXAMPLES, np.float32)}
+    batch = {
+        "x": clients.data["x"][:EXAMPLES],
+        "y": clients.data["y"][:EXAMPLES],
+        "weight": np.ones(EXAMPLES, np.float32),
+    }
     one = jax.tree.map(lambda x: x[0], own)
     toys.same_bits(TASK.apply(one, batch, None)[0], TASK.apply(generic, batch, None)[0])

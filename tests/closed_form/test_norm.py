@@ -1,4 +1,4 @@
-"""Batch normalisation over clients: what is averaged, what stays, what is forgotten, with statistics worked out by hand."""
+"""Batch normalisation over clients: what is averaged, what stays, what is forgotten; statistics by hand."""
 
 from __future__ import annotations
 
@@ -149,7 +149,9 @@ def test_a_shift_of_the_features_disappears():
     for _ in range(3):
         state, _ = step(state, fp.cohort_of(data, sizes=SIZES), jax.random.key(0))
         moved, _ = step(moved, fp.cohort_of(shifted, sizes=SIZES), jax.random.key(0))
-    assert not np.allclose(moved.shared["params/head/kernel"], toys.start(algorithm, 2).shared["params/head/kernel"], atol=0.01)
+    assert not np.allclose(
+        moved.shared["params/head/kernel"], toys.start(algorithm, 2).shared["params/head/kernel"], atol=0.01
+    )
     for name, x in state.shared.items():
         np.testing.assert_allclose(moved.shared[name], x, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(moved.rows[VAR], state.rows[VAR], rtol=2e-5)

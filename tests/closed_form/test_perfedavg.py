@@ -63,7 +63,8 @@ def meta_step(w, alpha, lr, second_order=True):
 
 
 @pytest.mark.parametrize(
-    ("name", "second_order", "atol"), [("perfedavg", True, 1e-6), ("perfedavg_fo", False, 1e-6), ("perfedavg_hf", True, 1e-4)]
+    ("name", "second_order", "atol"),
+    [("perfedavg", True, 1e-6), ("perfedavg_fo", False, 1e-6), ("perfedavg_hf", True, 1e-4)],
 )
 def test_on_a_logistic_model(name, second_order, atol):
     task = toys.plain_task(logistic_loss, w=START)

@@ -463,7 +463,7 @@ def test_what_is_not_covered_stays_as_it_was() -> None:
             convolve(image.astype("float8_e5m2"), kernel.astype("float8_e5m2")).astype("float32"),
             nn.max_pool(image, (3, 3), (2, 2)),
             lax.reduce_window(image, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID", None, (1, 2, 2, 1)),
-            lax.reduce_window(image, jnp.inf, lax.min, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+            jax.grad(lambda x: lax.reduce_window(x, jnp.inf, lax.min, *2 * [(1, 2, 2, 1)], "VALID").sum())(image),
             nn.avg_pool(image, (2, 2), (2, 2)),
             lax.reduce_window(image, -jnp.inf, lax.max, (1, 9, 9, 1), (1, 9, 9, 1), "SAME"),
         )
@@ -531,16 +531,31 @@ def test_an_eager_call_compiles_nothing_the_second_time() -> None:
     assert compilations() == before
 
 
-def test_a_program_of_symbolic_shape_can_be_exported() -> None:
-    case = next(case for case in NAMED if case.name == "many products")
+def test_a_gradient_of_symbolic_shape_can_be_exported() -> None:
+    case = convolution("exported", (3, 3), (2, 2), padding="VALID")
+
+    def gradient(lhs: Any, rhs: Any) -> Any:
+        return jax.grad(lambda rhs: case.convolve(lhs, rhs).sum())(rhs)
+
     (batch,) = jax.export.symbolic_shape("batch")
-    shapes = [
-        jax.ShapeDtypeStruct((batch, *case.lhs.shape[1:]), "float32"),
-        jax.ShapeDtypeStruct(case.rhs.shape, "float32"),
-    ]
-    exported = jax.export.export(jax.jit(fast_convolutions(case.convolve)))(*shapes)
+    shapes = (batch, *case.lhs.shape[1:]), case.rhs.shape
+    abstract = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    exported = jax.export.export(jax.jit(fast_convolutions(gradient)))(*abstract)
     args = case.lhs.astype("float32"), case.rhs.astype("float32")
-    assert_close(jax.jit(exported.call)(*args), jax.jit(case.convolve)(*args), 1e-5)
+    assert_close(jax.jit(exported.call)(*args), jax.jit(gradient)(*args), 1e-5)
+
+
+def test_a_convolution_with_an_explicit_sharding_stays_as_it_was() -> None:
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
+    case = next(case for case in NAMED if case.name == "many products")
+    convolve = functools.partial(case.convolve, out_sharding=PartitionSpec("batch"))
+    with jax.set_mesh(mesh):
+        lhs = jax.device_put(case.lhs.astype("float32"), jax.NamedSharding(mesh, PartitionSpec("batch")))
+        rhs = jnp.asarray(case.rhs, "float32")
+        assert primitives(fast_convolutions(convolve), lhs, rhs) == ["conv_general_dilated"]
+        found, expected = jax.jit(fast_convolutions(convolve))(lhs, rhs), jax.jit(convolve)(lhs, rhs)
+    assert found.sharding == expected.sharding
+    np.testing.assert_array_equal(found, expected)
 
 
 # Models as users write them.

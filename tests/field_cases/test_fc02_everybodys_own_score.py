@@ -8,7 +8,6 @@ import pytest
 
 import fedjax_pers as fp
 from fedjax_pers.simulate import records
-from tests import toys
 
 CLIENTS = 10
 TEST_SIZES = (3, 8, 5, 4, 9, 6, 7, 3, 5, 4)
@@ -74,7 +73,8 @@ def test_the_score_of_the_shared_model_has_a_name_of_its_own(federation):
     algorithm = fp.method("ditto").make(linear(federation), lr=0.0, personal_lr=0.0)
     first = fp.start(algorithm, federation, 0)
     first = first._replace(
-        rows={**first.rows, "own/head": 100.0 * jnp.eye(CLIENTS)}, shared={**first.shared, "head": 100.0 * jnp.eye(CLIENTS)[7]}
+        rows={**first.rows, "own/head": 100.0 * jnp.eye(CLIENTS)},
+        shared={**first.shared, "head": 100.0 * jnp.eye(CLIENTS)[7]},
     )
     _, history = fp.run(algorithm, first, federation, 1, cohort_size=2)
     _, table = history.evaluations[-1]

@@ -40,7 +40,9 @@ def test_every_client_starts_from_the_round_start(algorithm, step):
 
 
 def test_one_client_after_another_in_one_program_is_no_chain(algorithm):
-    state, _ = fp.with_executor(algorithm, fp.looped()).step(toys.start(algorithm, 3), cohort(range(3)), jax.random.key(0))
+    state, _ = fp.with_executor(algorithm, fp.looped()).step(
+        toys.start(algorithm, 3), cohort(range(3)), jax.random.key(0)
+    )
     assert float(state.shared["w"]) == pytest.approx(5 / 3, abs=1e-6)
 
 

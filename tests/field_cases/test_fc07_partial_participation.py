@@ -45,7 +45,9 @@ def test_two_of_twenty_clients(federation, name):
     never = np.flatnonzero(times == 0)
     assert len(never) >= CLIENTS - 2 * ROUNDS
     for leaf, x in state.rows.items():
-        np.testing.assert_array_equal(x[never], np.broadcast_to(first.fresh[leaf], (len(never), *first.fresh[leaf].shape)))
+        np.testing.assert_array_equal(
+            x[never], np.broadcast_to(first.fresh[leaf], (len(never), *first.fresh[leaf].shape))
+        )
 
     assert [done for done, _ in history.evaluations] == [1, 2, 3]
     for done, table in history.evaluations:

@@ -35,7 +35,10 @@ def test_nothing_received_leaves_the_server_as_it_was(aggregator, updates, weigh
     assert bool(info["skipped"])
 
 
-@pytest.mark.parametrize(("weights", "found"), [([1, -1], "client 1 has -1"), ([np.nan, 1], "client 0 has nan"), ([1, np.inf], "client 1 has inf")])
+@pytest.mark.parametrize(
+    ("weights", "found"),
+    [([1, -1], "client 1 has -1"), ([np.nan, 1], "client 0 has nan"), ([1, np.inf], "client 1 has inf")],
+)
 def test_wrong_weights_are_an_error_that_names_the_client(aggregator, weights, found):
     with pytest.raises(ValueError, match=f"weights: {found}"):
         fp.aggregate(aggregator, server_of(aggregator), UPDATES, weights)
@@ -52,7 +55,9 @@ def test_a_round_of_clients_without_examples_is_recorded_as_skipped():
     state, history, rows = toys.recorded(algorithm, federation, 2, sampler=first_two, evaluate_every=1)
     toys.same_bits((state.shared, state.opt), (first.shared, first.opt))
     assert state.seen.tolist() == [0, 0, 0] and int(state.round) == 2
-    assert history.metrics.empty.all() and (history.metrics.weight == 0).all() and (history.metrics.update_norm == 0).all()
+    assert (
+        history.metrics.empty.all() and (history.metrics.weight == 0).all() and (history.metrics.update_norm == 0).all()
+    )
     assert [row["skipped"] for row in rows] == ["no upload was accepted: 2 had nothing to train on"] * 2
     assert [row["empty"] for row in rows] == [[0, 1]] * 2
     assert np.isnan(rows[0]["train_loss_weighted_mean"]) and "personal_accuracy_weighted_mean" in rows[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -43,19 +44,20 @@ def federation_of(named):
     )
 
 
-def results(named, cohorts, one_by_one):
-    """Client 7's leaves after round 4, for each cohort, from the same state."""
-    federation = federation_of(named)
-    task = fp.tasks.linen(Noisy(), federation.example)
-    algorithm = fp.method("local_only").make(task, batch_size=3, epochs=2)
-    if one_by_one:
-        algorithm = fp.with_executor(algorithm, fp.looped())
+@functools.cache
+def local_training(one_by_one):
+    """A compiled round of local training, and the state before round 4."""
+    algorithm = fp.method("local_only").make(fp.tasks.linen(Noisy(), toys.EXAMPLE), batch_size=3, epochs=2)
+    executor = fp.looped() if one_by_one else fp.vectorised()
     state = toys.start(algorithm, CLIENTS)._replace(round=jnp.int32(ROUND))
-    step = jax.jit(algorithm.step)
-    return [
-        {name: np.asarray(x[CLIENT]) for name, x in step(state, federation.cohort(cohort), jax.random.key(0))[0].rows.items()}
-        for cohort in cohorts
-    ]
+    return jax.jit(fp.with_executor(algorithm, executor).step), state
+
+
+def client_after(named, cohort, one_by_one=True):
+    """Client 7's leaves after round 4 with that cohort."""
+    step, state = local_training(one_by_one)
+    after, _ = step(state, federation_of(named).cohort(cohort), jax.random.key(0))
+    return {name: np.asarray(x[CLIENT]) for name, x in after.rows.items()}
 
 
 def digest(leaves):
@@ -64,28 +66,35 @@ def digest(leaves):
 
 @pytest.mark.parametrize("named", [False, True], ids=["integers", "text"])
 def test_a_client_trains_alike_whoever_else_is_there(named):
-    small, large = results(named, (SMALL, LARGE), one_by_one=True)
+    small, large = (client_after(named, cohort) for cohort in (SMALL, LARGE))
     toys.same_bits(large, small)
-    start = toys.start(fp.method("local_only").make(fp.tasks.linen(Noisy(), toys.EXAMPLE)), 1).fresh
-    assert all(not np.array_equal(small[name], start[name]) for name in start)
+    _, first = local_training(True)
+    assert all(not np.array_equal(x, first.fresh[name]) for name, x in small.items())
+
+
+def test_names_are_what_random_numbers_come_from():
+    """The same examples under other names are seen in another order."""
+    numbers, names = (client_after(named, SMALL) for named in (False, True))
+    assert not np.array_equal(numbers["params/hidden/kernel"], names["params/hidden/kernel"])
 
 
 def test_side_by_side_it_is_equal_up_to_rounding():
-    small, large = results(False, (SMALL, LARGE), one_by_one=False)
+    small, large = (client_after(False, cohort, one_by_one=False) for cohort in (SMALL, LARGE))
     for name, x in small.items():
         np.testing.assert_allclose(large[name], x, atol=1e-6)
 
 
-@pytest.mark.parametrize("named", [False, True], ids=["integers", "text"])
-def test_another_process_gives_the_same(named):
+def test_another_process_gives_the_same():
     root = Path(__file__).parents[2]
     code = (
-        "from tests.field_cases.test_fc12_adding_a_client import *\n"
-        f"print(digest(results({named}, (LARGE,), one_by_one=True)[0]))"
+        "from tests.field_cases.test_fc12_adding_a_client import LARGE, client_after, digest\n"
+        "print(*(digest(client_after(named, LARGE)) for named in (False, True)))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == digest(results(named, (SMALL,), one_by_one=True)[0])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [digest(client_after(named, SMALL)) for named in (False, True)]
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["integers", "text"])
@@ -94,9 +103,11 @@ def test_no_key_is_used_twice(named):
     one = {"x": np.zeros((1, 2)), "y": [0]}
     tags = jnp.asarray(fp.data.from_clients({k: one for k in ids}).tags)
 
-    def keys_of(purpose, round):
-        return jax.vmap(lambda tag: client_key(jax.random.key(0), purpose, round, tag))(tags)
+    def words_of(purpose):
+        def of_round(round):
+            return jax.vmap(lambda tag: client_key(jax.random.key(0), purpose, round, tag))(tags)
 
-    keys = [jax.vmap(lambda round: keys_of(purpose, round))(jnp.arange(40)) for purpose in ("train", "personalize")]
-    words = np.asarray(jax.random.key_data(jnp.stack(keys))).reshape(-1, 2)
+        return np.asarray(jax.random.key_data(jax.vmap(of_round)(jnp.arange(40)))).reshape(-1, 2)
+
+    words = np.concatenate([words_of("train"), words_of("personalize")])
     assert len(np.unique(words, axis=0)) == len(words) == 2 * 40 * 300

@@ -1,4 +1,4 @@
-"""Settings under which a method is local training or another personalised method: the same bits, unless a reason is given."""
+"""Settings under which a method is local training or another method: the same bits, unless a reason is given."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def test_fedalt_is_fedrep_with_the_same_schedule(fedper):
     alternating = run("fedalt", personal=fp.head(1), personal_epochs=3, personal_lr=0.1)
     for mine, theirs in zip(alternating, run("fedrep", personal=fp.head(1), head_epochs=3), strict=True):
         toys.same_bits(mine, theirs)
-    assert not np.array_equal(alternating[-1].shared["params/hidden1/kernel"], fedper[-1].shared["params/hidden1/kernel"])
+    assert not np.array_equal(
+        alternating[-1].shared["params/hidden1/kernel"], fedper[-1].shared["params/hidden1/kernel"]
+    )
 
 
 def momentum_and_decay(lr):

@@ -1,4 +1,4 @@
-"""Server optimisers whose settings take the optimiser away are FedAvg, up to the rounding of what they still compute."""
+"""Server optimisers whose settings take the optimiser away are FedAvg, up to rounding in what they still compute."""
 
 from __future__ import annotations
 

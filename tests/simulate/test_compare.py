@@ -114,6 +114,7 @@ def test_settings_by_method():
     [
         ({}, [0], "methods: found none"),
         ({"fedavg": BASE}, [], r"seeds: found \[\]"),
+        ({"fedavg": BASE}, [0, -1], "seed: found -1"),
         ({"fedavg": BASE}, [1, 1], r"seeds: found \[1, 1\]"),
         ({"a": BASE, "b": replace(BASE, split="train")}, [0], "b: split is 'train', but 'test' in others"),
         ({"a": BASE, "b": replace(BASE, unseen=0.2)}, [0], "b: unseen is 0.2, but 0.0 in others"),

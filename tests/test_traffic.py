@@ -1,0 +1,153 @@
+"""Bytes that cross: what is counted, the formulas of the papers, and the trees that are really sent."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+import fedjax_pers as fp
+from fedjax_pers.simulate.run import pool_of
+from fedjax_pers.traffic import megabytes
+from tests import toys
+
+# Scalars of the little classifier: hidden 4 x 5 without a bias, scale and bias of its normalisation, head 5 x 3 and 3.
+HIDDEN, AFFINE, HEAD = 4 * 5, 5 + 5, 5 * 3 + 3
+MODEL, STATISTICS = HIDDEN + AFFINE + HEAD, 5 + 5
+WHOLE = MODEL + STATISTICS
+
+# By method: scalars that travel each way, scalars that a client keeps, scalars sent once before the first round.
+FORMULAS = {
+    **{
+        name: (WHOLE, 0, 0)
+        for name in (
+            "fedavg",
+            "fedavg_ft",
+            "fedprox",
+            "fedavgm",
+            "fedadagrad",
+            "fedadam",
+            "fedyogi",
+            "perfedavg",
+            "perfedavg_fo",
+            "perfedavg_hf",
+        )
+    },  # fmt: skip
+    "scaffold": (2 * MODEL + STATISTICS, MODEL, 0),
+    **{name: (WHOLE - HEAD, HEAD, 0) for name in ("fedper", "fedrep", "fedsim", "fedalt")},
+    "lg_fedavg": (HEAD, WHOLE - HEAD, 0),
+    "fedbabu": (WHOLE - HEAD, 0, HEAD),
+    "fedrod": (WHOLE, HEAD, 0),
+    "fedbn": (WHOLE - AFFINE - STATISTICS, AFFINE + STATISTICS, 0),
+    "silobn": (MODEL, STATISTICS, 0),
+    **{name: (WHOLE, WHOLE, 0) for name in ("ditto", "pfedme", "l2gd")},
+    "apfl": (WHOLE, WHOLE + 1, 0),  # and the mixing weight
+    "local_only": (0, WHOLE, 0),
+    "centralised": (0, 0, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return toys.federation((4, 3, 5))
+
+
+@pytest.mark.parametrize("name", list(fp.methods()))
+def test_every_method_is_counted_by_its_formula(federation, name):
+    algorithm = fp.method(name).make(toys.classifier(norm=True))
+    found = fp.traffic(algorithm, toys.start(algorithm, 3), pool_of(federation, "train"))
+    travels, kept, once = FORMULAS[name]
+    assert (found.up, found.down) == (4 * travels, 4 * travels)
+    assert (found.row, found.first_down) == (4 * kept, 4 * once)
+    assert found.metadata_up == (8 if travels else 0)
+    assert set(found.upload_paths).isdisjoint(found.personal_paths)
+
+
+@pytest.mark.parametrize("name", ["fedper", "scaffold", "apfl"])
+def test_the_trees_that_cross_have_as_many_bytes(federation, name):
+    algorithm = fp.method(name).make(toys.classifier(norm=True), batch_size=4)
+    state = toys.start(algorithm, 3)
+    download, upload, row = algorithm.exchange(state, federation.cohort([1]), 0)
+    sent, kept, _ = FORMULAS[name]
+    bytes_of = [sum(np.asarray(x).nbytes for x in tree.values()) for tree in (download, upload, row)]
+    assert bytes_of == [4 * sent, 4 * sent, 4 * kept]
+    assert set(upload) == set(state.shared) and set(row) == set(state.rows)
+
+
+def test_the_ledger_adds_up(federation):
+    algorithm = toys.every_method("fedper")  # the kernel, 4 x 3, is shared
+    _, history, rows = toys.recorded(algorithm, federation, 3, cohort_size=2, evaluate_every=0)
+    up, down = 4 * 12 + 8, 4 * 12
+    assert [(row["megabytes_up"], row["megabytes_down"]) for row in rows] == [(2 * up / 1e6, 2 * down / 1e6)] * 3
+    assert rows[-1]["total_megabytes_up"] == pytest.approx(6 * up / 1e6)
+    assert rows[-1]["total_megabytes_down"] == pytest.approx(6 * down / 1e6)
+    np.testing.assert_allclose(megabytes(history.traffic, history.metrics), [[2 * up / 1e6] * 3, [2 * down / 1e6] * 3])
+
+
+@pytest.mark.parametrize("name", ["local_only", "centralised"])
+def test_methods_without_communication_send_nothing(federation, name):
+    _, history, rows = toys.recorded(toys.every_method(name), federation, 2, evaluate_every=0)
+    assert not history.metrics.transmitted.any()
+    assert rows[-1]["total_megabytes_up"] == rows[-1]["total_megabytes_down"] == 0
+
+
+def test_l2gd_communicates_in_p_times_one_minus_p_of_its_rounds(federation):
+    rounds, p = 2000, 0.4
+    _, history, rows = toys.recorded(toys.every_method("l2gd", p=p, lr=0.01), federation, rounds, evaluate_every=0)
+    sent = history.metrics.transmitted
+    assert (sent.all(axis=1) == sent.any(axis=1)).all()
+    # A round communicates if its coin and that of the round before differ in one way: 2000 p (1 - p), give or take 4
+    # standard deviations (neighbouring rounds exclude each other, which makes it less).
+    expected, deviation = rounds * p * (1 - p), np.sqrt(rounds * p * (1 - p) * (1 - p * (1 - p)))
+    assert abs(sent.all(axis=1).sum() - expected) < 4 * deviation
+    assert rows[-1]["total_megabytes_down"] == pytest.approx(sent.sum() * 4 * 15 / 1e6)
+
+
+# The worked example: five layers for CIFAR-10, 307,842 parameters.
+
+
+class CifarCnn(nn.Module):
+    """Two convolutions of 64 channels and three dense layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        for name in ("conv1", "conv2"):
+            x = nn.max_pool(nn.relu(nn.Conv(64, (5, 5), padding="VALID", name=name)(x)), (2, 2), (2, 2))
+        x = x.reshape(x.shape[0], -1)
+        for name, width in (("dense1", 120), ("dense2", 64)):
+            x = nn.relu(nn.Dense(width, name=name)(x))
+        return nn.Dense(10, name="head")(x)
+
+
+@pytest.fixture(scope="module")
+def images():
+    one = {"x": np.zeros((1, 32, 32, 3), np.float32), "y": [0]}
+    return fp.data.from_clients({"a": one, "b": one}, num_classes=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "bytes_each_way", "saved"),
+    [
+        ("fedavg", {}, 1_231_368, 0.0),
+        ("fedper", {"personal": fp.head(1)}, 1_228_768, 0.0021),  # 650 parameters stay
+        ("fedbabu", {"frozen": fp.head(1)}, 1_228_768, 0.0021),
+        ("lg_fedavg", {"shared": fp.head(2)}, 33_576, 0.9727),  # 8,394 parameters travel
+    ],
+)
+def test_the_five_layers_for_cifar(images, name, settings, bytes_each_way, saved):
+    task = fp.tasks.linen(CifarCnn(), images.example)
+    algorithm = fp.method(name).make(task, **settings)
+    state = jax.eval_shape(lambda: toys.start(algorithm, 2))
+    found = fp.traffic(algorithm, state, pool_of(images, "train"))
+    assert (found.up, found.down) == (bytes_each_way, bytes_each_way)
+    described = fp.describe(algorithm.layout)
+    assert described.shared + described.personal + described.frozen == 4 * 307_842
+    assert described.shared == bytes_each_way
+    assert 1 - described.uplink == pytest.approx(saved, abs=5e-5)
+
+
+def test_an_algorithm_that_exchanges_nothing_is_counted_as_such(federation):
+    algorithm = toys.every_method("fedavg")._replace(exchange=None)
+    found = fp.traffic(algorithm, toys.start(algorithm, 3), pool_of(federation, "train"))
+    assert (found.up, found.down, found.metadata_up, found.upload_paths) == (0, 0, 0, ())
