@@ -49,7 +49,7 @@ $(VENV)/.development: $(VENV)/.python pyproject.toml
 env: $(VENV)/.development
 
 demo: $(VENV)/.runtime
-	$(BIN)/fedjax-pers compare --folder results/demo
+	$(BIN)/python experiments/demo/run.py
 
 test: $(VENV)/.development
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(PYTEST_ARGS)

@@ -20,11 +20,12 @@ import fedjax_pers as fp
 from fedjax_pers.trees import num_bytes
 
 RESULTS = Path(__file__).parent / "results" / "lanes.json"
-REPEATS = 5
+REPEATS = 7
 WORKLOADS = {
     # clients, examples each, shape, classes, model, settings of the model, batch
-    "W0 tiny": (200, 20, (64,), 10, "mlp", {"hidden": (32,)}, 10),
-    "W2 mlp": (50, 60, (784,), 10, "mlp", {"hidden": (200, 200)}, 10),
+    "W0 tiny": (256, 20, (64,), 10, "mlp", {"hidden": (32,)}, 10),
+    "W2 mlp": (64, 60, (784,), 10, "mlp", {"hidden": (200, 200)}, 10),
+    "small cnn": (10, 40, (28, 28, 1), 10, "cnn", {"channels": (16, 32), "hidden": 32}, 20),
     "W1 cnn": (10, 100, (28, 28, 1), 62, "cnn", {}, 20),
 }
 

@@ -9,6 +9,7 @@ import optax
 from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
+from fedjax_pers.checks import number
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, by_role
 from fedjax_pers.local import train
@@ -46,5 +47,7 @@ def fedavgm(
 
     Differences from the paper: none.
     """
+    number("server_lr", server_lr, low=0)
+    number("beta", beta, 0, 1)
     server = mean(optax.sgd(server_lr, momentum=beta), weights=weights)
     return compose(task, layout=by_role(statistics=statistics), client=train(lr, **local), aggregator=server)

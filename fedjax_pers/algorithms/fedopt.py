@@ -12,6 +12,7 @@ import optax
 from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Task
+from fedjax_pers.checks import number
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, by_role
 from fedjax_pers.local import train
@@ -53,6 +54,9 @@ def _fedopt(
     statistics: Statistics,
     local: dict[str, Any],
 ) -> Algorithm:
+    number("server_lr", server_lr, low=0)
+    number("beta1", beta1, 0, 1)
+    number("tau", tau, low=1e-12)  # at 0, a leaf that does not change divides 0 by 0
     server = optax.chain(adaptive(second_moment, beta1, tau), optax.scale_by_learning_rate(server_lr))
     aggregator = mean(server, weights=weights)
     return compose(task, layout=by_role(statistics=statistics), client=train(lr, **local), aggregator=aggregator)
@@ -77,7 +81,7 @@ def fedadagrad(
       lr: step size of the clients.
       server_lr: step size of the server.
       beta1: momentum of the first moment.
-      tau: adaptivity; also ``v_0 = tau^2``.
+      tau: adaptivity, above 0; also ``v_0 = tau^2``.
       weights: as in FedAvg.
       statistics: running statistics are averaged plainly.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
@@ -108,13 +112,14 @@ def fedadam(
       server_lr: step size of the server.
       beta1: decay of the first moment.
       beta2: decay of the second moment.
-      tau: adaptivity; also ``v_0 = tau^2``.
+      tau: adaptivity, above 0; also ``v_0 = tau^2``.
       weights: as in FedAvg.
       statistics: running statistics are averaged plainly.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: the mean is weighted by examples by default (the paper's is uniform).
     """
+    number("beta2", beta2, 0, 1)
 
     def rule(v: Array, s: Array) -> Array:
         return beta2 * v + (1 - beta2) * s
@@ -143,13 +148,14 @@ def fedyogi(
       server_lr: step size of the server.
       beta1: decay of the first moment.
       beta2: decay of the second moment.
-      tau: adaptivity; also ``v_0 = tau^2``.
+      tau: adaptivity, above 0; also ``v_0 = tau^2``.
       weights: as in FedAvg.
       statistics: running statistics are averaged plainly.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: the mean is weighted by examples by default (the paper's is uniform).
     """
+    number("beta2", beta2, 0, 1)
 
     def rule(v: Array, s: Array) -> Array:
         return v - (1 - beta2) * s * jnp.sign(v - s)

@@ -147,7 +147,7 @@ def _against_baseline(values: np.ndarray, baseline: np.ndarray, tested: np.ndarr
     # Compared at the coarser precision, so that float32(0.7) against 0.7 is the tie that it stands for.
     coarser = min(scores.dtype, references.dtype, key=lambda dtype: dtype.itemsize)
     gains = scores.astype(np.float64) - references.astype(np.float64)
-    hurt = _or_nan(np.mean, scores.astype(coarser) < references.astype(coarser))
+    hurt = _or_nan(np.mean, scores.astype(coarser) <= references.astype(coarser))
     return {"hurt": hurt} | {
         name: _or_nan(lambda gains, q=q: np.quantile(gains, q), gains) for name, q in GAIN_QUANTILES.items()
     }

@@ -1,8 +1,8 @@
 """How a cohort is mapped: a compiled loop over groups of ``lanes`` clients, each group vectorised.
 
 ``lanes=1`` runs clients one after another, ``lanes=cohort`` all at once, and anything between in chunks: one code path.
-Summands are added client by client in the order of the cohort, so the aggregate does not depend on the grouping, and
-no ``[clients, parameters]`` array of uploads is ever kept.
+Summands are added client by client in the order of the cohort, whatever the grouping (with one lane the compiler may
+still round a client's last product and its addition at once), and no ``[clients, parameters]`` array is ever kept.
 """
 
 from __future__ import annotations

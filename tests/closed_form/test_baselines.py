@@ -150,6 +150,21 @@ def test_adaptive_server_optimisers_follow_the_recursion_of_the_paper(name, seco
     toys.same_bits(run(content, 3, **settings)[0].shared, {"w": START.astype(np.float32)})
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("fedadam", {"tau": 0.0}, "tau: found 0"),
+        ("fedyogi", {"beta2": 1.5}, "beta2: found 1.5; allowed is 0 .. 1"),
+        ("fedadagrad", {"server_lr": -1.0}, "server_lr: found -1"),
+        ("fedavgm", {"beta": float("nan")}, "beta: found nan"),
+        ("fedavg", {"lr": float("inf")}, "lr: found inf"),
+    ],
+)
+def test_settings_that_no_optimiser_can_have(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        fp.method(name).make(toys.quadratic(), **settings)
+
+
 def test_the_heavy_ball_of_fedavgm():
     run, w, m = server_optimiser("fedavgm"), START.copy(), np.zeros(3)
     for _ in range(ROUNDS):

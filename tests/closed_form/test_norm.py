@@ -67,6 +67,7 @@ def after(clients):
     local = {"steps": STEPS, "batch_size": 30}
     made = {
         "average": fp.method("fedavg").make(TASK, **local),
+        "server": fp.method("fedavgm").make(TASK, server_lr=0.5, **local),
         "ignore": fp.method("fedavg").make(TASK, statistics="ignore", **local),
         "silobn": fp.method("silobn").make(TASK, newcomer_passes=25, **local),
         "fedbn": fp.method("fedbn").make(TASK, newcomer_passes=25, **local),
@@ -74,8 +75,10 @@ def after(clients):
     return {name: (algorithm, one_round(algorithm, clients)) for name, algorithm in made.items()}
 
 
-def test_averaged_statistics(after, clients):
-    _, state = after["average"]
+@pytest.mark.parametrize("name", ["average", "server"])
+def test_averaged_statistics(after, clients, name):
+    """Plainly: the server's optimiser has nothing to do with them."""
+    _, state = after[name]
     assert NORM <= set(state.shared) and state.rows == {}
     for name in STATISTICS:
         expected = 0.75 * running(clients, 0)[name] + 0.25 * running(clients, 1)[name]

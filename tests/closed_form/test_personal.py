@@ -156,6 +156,10 @@ def test_fedprox_pfedme_and_l2gd_share_a_centre(fedprox, pfedme, l2gd, lam):
     if lam == 1.0:
         assert centre(lam) == pytest.approx(0.6153846, abs=1e-7)
         np.testing.assert_allclose(tied(lam), [0.3076923, 0.9230769], atol=1e-7)
+    # With one local round and eta lam = 1 even their rounds are the same.
+    one = fedprox(toys.clients(), 1, mu=lam)[0], pfedme(toys.clients(), 1, lam=lam, lr=1 / lam)[0]
+    assert float(one[1].shared["w"]) == pytest.approx(float(one[0].shared["w"]), abs=1e-6)
+
     assert float(fedprox(toys.clients(), 300, mu=lam)[0].shared["w"]) == pytest.approx(centre(lam), abs=2e-6)
 
     state, _ = pfedme(toys.clients(), 300, lam=lam, lr=1 / lam)
