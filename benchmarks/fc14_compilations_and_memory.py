@@ -50,7 +50,12 @@ def uneven() -> dict[str, int]:
     before = compilations()
     for lr in np.geomspace(0.001, 0.5, 19):
         fp.run(fedper(task, lr=float(lr)), None, data, 1, 0, cohort_size=20, evaluate_every=0)
-    return {"round_1": rounds[0], "round_2": rounds[1], "round_3": rounds[2], "19_more_learning_rates": compilations() - before}
+    return {
+        "round_1": rounds[0],
+        "round_2": rounds[1],
+        "round_3": rounds[2],
+        "19_more_learning_rates": compilations() - before,
+    }
 
 
 def long() -> dict[str, float]:

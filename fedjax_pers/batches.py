@@ -128,7 +128,9 @@ def loop(
       order: name of the stream that orders the examples; phases of equal order see equal batches.
       drop_last: leave out the last, short batch of an epoch. A client smaller than a batch then takes no step.
     """
-    require((epochs is None) != (steps is None), f"epochs, steps: found {epochs} and {steps}; a loop has one or the other")
+    require(
+        (epochs is None) != (steps is None), f"epochs, steps: found {epochs} and {steps}; a loop has one or the other"
+    )
     name, count = ("epochs", epochs) if steps is None else ("steps", steps)
     whole_number(name, count)
     per_epoch = steps_per_epoch(context.size, batch_size, drop_last)

@@ -46,7 +46,9 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
     real = jnp.issubdtype(_dtype(value), jnp.integer) or jnp.issubdtype(_dtype(value), jnp.floating)
     require(real and np.ndim(value) == 0, f"{name}: found {value!r}; allowed is a number")
     found = float(value)
-    bounds = f"{low:g} .. {high:g}" if high < math.inf else f"at least {low:g}" if low > -math.inf else "any finite number"
+    bounds = (
+        f"{low:g} .. {high:g}" if high < math.inf else f"at least {low:g}" if low > -math.inf else "any finite number"
+    )
     require(math.isfinite(found) and low <= found <= high, f"{name}: found {found:g}; allowed is {bounds}")
 
 

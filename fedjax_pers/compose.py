@@ -179,9 +179,7 @@ def compose(
         parts = parts._replace(personal=tamper(parts.personal))
         return download, _upload(parts), parts.personal
 
-    return Algorithm(
-        init, step, personalize, task, common if bound.common else None, exchange, bound, participation
-    )
+    return Algorithm(init, step, personalize, task, common if bound.common else None, exchange, bound, participation)
 
 
 def with_executor(algorithm: Algorithm, executor: Executor) -> Algorithm:
@@ -202,9 +200,7 @@ def with_executor(algorithm: Algorithm, executor: Executor) -> Algorithm:
         return call
 
     recipe = algorithm.recipe and algorithm.recipe._replace(executor=executor)
-    return algorithm._replace(
-        step=under(algorithm.step), personalize=under(algorithm.personalize), recipe=recipe
-    )
+    return algorithm._replace(step=under(algorithm.step), personalize=under(algorithm.personalize), recipe=recipe)
 
 
 class _Item(NamedTuple):

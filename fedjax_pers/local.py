@@ -195,7 +195,11 @@ def phases(*updates: ClientUpdate) -> ClientUpdate:
 def copy_shared(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
     """The client's own model starts as a copy of the shared one (what an unseen client does in two-model methods)."""
     own, shared = layout.view("own").keys, layout.view("shared").keys
-    copies = {own[path]: parts.shared[shared[path]] for path in own if own[path] in parts.personal and shared[path] in parts.shared}
+    copies = {
+        own[path]: parts.shared[shared[path]]
+        for path in own
+        if own[path] in parts.personal and shared[path] in parts.shared
+    }
     return replace(parts, copies), report_of(no_losses(), jnp.int32(0), layout, parts)
 
 

@@ -60,7 +60,9 @@ class Subject:
         padding = places - len(clients)
         data = dict(self.data)
         if spoil:
-            used = np.concatenate([np.arange(start[c], start[c] + self.sizes[c]) for c in clients] or [np.zeros(0, int)])
+            used = np.concatenate(
+                [np.arange(start[c], start[c] + self.sizes[c]) for c in clients] or [np.zeros(0, int)]
+            )
             unused = np.setdiff1d(np.arange(sum(self.sizes)), used)
             data = {name: _spoiled(x, unused) for name, x in data.items()}
 
@@ -97,7 +99,9 @@ def assert_bitwise(found: Any, expected: Any, what: str) -> None:
     assert jax.tree.structure(found) == jax.tree.structure(expected), f"{what}: the trees differ in structure"
     for path, a, b in zip(paths, jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         a, b = np.asarray(a), np.asarray(b)
-        assert a.dtype == b.dtype and a.shape == b.shape, f"{what}: {path} is {a.dtype}{a.shape}, not {b.dtype}{b.shape}"
+        assert a.dtype == b.dtype and a.shape == b.shape, (
+            f"{what}: {path} is {a.dtype}{a.shape}, not {b.dtype}{b.shape}"
+        )
         if a.tobytes() != b.tobytes():
             differ = int(np.sum(~((a == b) | ((a != a) & (b != b)))))
             example = np.argwhere(a != b)[:1].tolist()
@@ -141,7 +145,9 @@ def one_compilation(subject: Subject) -> None:
     assert step._cache_size() == 1, f"step was compiled {step._cache_size()} times for cohorts of one shape"
     assert_bitwise(runs[1], runs[0], "the same run twice")
     assert int(state.round) == 3, f"state.round is {int(state.round)} after 3 rounds"
-    assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(state.shared)), "the shared leaves are not finite"
+    assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(state.shared)), (
+        "the shared leaves are not finite"
+    )
 
 
 def order_and_padding(subject: Subject) -> None:
@@ -186,7 +192,9 @@ def executors_agree(subject: Subject) -> None:
     expected, _ = subject.step(subject.start(), cohort, jax.random.key(0))
     for lanes in (1, 4):
         step = jax.jit(with_executor(subject.algorithm, Executor(lanes)).step)
-        assert_close(step(subject.start(), cohort, jax.random.key(0))[0], expected, f"lanes = {lanes} against the default")
+        assert_close(
+            step(subject.start(), cohort, jax.random.key(0))[0], expected, f"lanes = {lanes} against the default"
+        )
 
 
 def vectorises(subject: Subject) -> None:
@@ -220,7 +228,9 @@ def personalises(subject: Subject) -> None:
         assert np.isfinite(np.asarray(values)).all(), f"metric {name!r} of a personalised model is not finite"
     few = [CLIENTS + 1, 2, 0]
     some = personalize(state, subject.cohort(few, places=len(everyone)), jax.random.key(0))
-    some, same = (jax.tree.map(lambda x: x[where], models) for models, where in ((some, slice(3)), (models, np.array(few))))
+    some, same = (
+        jax.tree.map(lambda x: x[where], models) for models, where in ((some, slice(3)), (models, np.array(few)))
+    )
     assert_bitwise(some, same, "personalize for fewer clients, in another order")
     assert_bitwise(jax.tree.map(np.array, state), before, "the state after personalize")
 
@@ -267,7 +277,9 @@ def rejects_broken_uploads(subject: Subject) -> None:
     data = {n: jnp.asarray(_spoiled(x, broken) if x.dtype.kind == "f" else x) for n, x in subject.data.items()}
     after, metrics = subject.step(state, subject.cohort([0, 3])._replace(data=data), jax.random.key(0))
     expected, _ = subject.step(state, subject.cohort([0]), jax.random.key(0))
-    assert np.asarray(metrics.rejected).tolist() == [False, True] + [False] * (PLACES - 2), f"rejected: {metrics.rejected}"
+    assert np.asarray(metrics.rejected).tolist() == [False, True] + [False] * (PLACES - 2), (
+        f"rejected: {metrics.rejected}"
+    )
     assert_bitwise(after, expected, "with a broken client, against without it")
 
 

@@ -58,5 +58,3 @@ def num_bytes(tree: Any) -> int:
       176
     """
     return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
-
-

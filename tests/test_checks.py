@@ -39,7 +39,9 @@ def test_whole_numbers(value):
     whole_number("epochs", value)
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, 2.0, True, "3", None, np.float32(1), jnp.float32(1), np.int32([1, 2]), jnp.int32(-1)])
+@pytest.mark.parametrize(
+    "value", [-1, 1.5, 2.0, True, "3", None, np.float32(1), jnp.float32(1), np.int32([1, 2]), jnp.int32(-1)]
+)
 def test_what_is_no_whole_number(value):
     expected = f"epochs: found {value!r}; allowed is a whole number of at least 0"
     assert message_of(whole_number, "epochs", value) == expected

@@ -62,7 +62,9 @@ def test_a_client_key_is_folded_from_purpose_round_and_client_in_this_order():
 
 
 def test_seeds_have_keys_of_their_own():
-    found = {bits(client_key(jax.random.key(seed), "train", t, c)) for seed in range(4) for t in ROUNDS for c in CLIENTS}
+    found = {
+        bits(client_key(jax.random.key(seed), "train", t, c)) for seed in range(4) for t in ROUNDS for c in CLIENTS
+    }
     assert len(found) == 4 * 5 * 7
 
 
@@ -104,6 +106,8 @@ def test_traced_seeds_and_keys():
     "value", ["3", 3.0, None, True, np.float32(3), np.int32([1, 2, 3]), jax.random.split(jax.random.key(0)), 2**80]
 )
 def test_what_is_no_key(value):
-    with pytest.raises(ValueError, match=r"key: found (.|\n)*; allowed are a seed \(a whole number\) and one key") as raised:
+    with pytest.raises(
+        ValueError, match=r"key: found (.|\n)*; allowed are a seed \(a whole number\) and one key"
+    ) as raised:
         as_key(value)
     assert repr(value) in str(raised.value)

@@ -90,7 +90,11 @@ def test_what_is_read_and_written_back_leaves_every_bit():
 def test_copies_of_one_row():
     found = stack_rows(jax.tree.map(jnp.asarray, FRESH), 3)
     same_bits(found, expected([[-1, -2]] * 3, [-3] * 3, [-4] * 3))
-    assert {name: x.shape for name, x in stack_rows(found, 0).items()} == {"w": (0, 3, 2), "count": (0, 3), "half": (0, 3)}
+    assert {name: x.shape for name, x in stack_rows(found, 0).items()} == {
+        "w": (0, 3, 2),
+        "count": (0, 3),
+        "half": (0, 3),
+    }
     assert stack_rows({}, 3) == {}
 
 

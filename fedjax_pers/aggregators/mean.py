@@ -25,7 +25,9 @@ def weighted_difference(weight: Array, download: Leaves, upload: Leaves) -> Leav
     return jax.tree.map(scaled, upload, download)
 
 
-def apply_mean(server: Server, mean: Leaves, optimizer: optax.GradientTransformation, trainable: frozenset[str]) -> Server:
+def apply_mean(
+    server: Server, mean: Leaves, optimizer: optax.GradientTransformation, trainable: frozenset[str]
+) -> Server:
     """The server's step along a mean difference: the optimiser on trainable leaves, plain addition on the others."""
     shared, plain = server.shared, {name: _cast(x, server.shared[name]) for name, x in mean.items()}
     steep = {name: -plain[name] for name in shared if name in trainable}

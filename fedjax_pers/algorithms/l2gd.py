@@ -67,7 +67,8 @@ def l2gd(
         # The step that the coin did not choose runs on no examples, so it costs nothing.
         local, report = step(layout, parts, context._replace(size=jnp.where(averages, 0, context.size)))
         chosen = {
-            name: jnp.where(averages, x, local.personal[name]) for name, x in _towards(layout, parts, lr * lam / p).items()
+            name: jnp.where(averages, x, local.personal[name])
+            for name, x in _towards(layout, parts, lr * lam / p).items()
         }
         new = replace(parts, chosen)
         sent = {shared: new.personal[own] for own, shared in _pairs(layout, parts)}

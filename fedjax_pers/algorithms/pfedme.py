@@ -76,7 +76,12 @@ def pfedme(
     objective = add(task_loss("own"), pull_to_shared(lam))
     envelope = _envelope(lr, lam, optimizer(inner_lr), objective, inner_steps)
     inner = train(
-        inner_lr, batch_size=batch_size, epochs=newcomer_epochs, optimizer=optimizer, objective=objective, roles="personal"
+        inner_lr,
+        batch_size=batch_size,
+        epochs=newcomer_epochs,
+        optimizer=optimizer,
+        objective=objective,
+        roles="personal",
     )
     return compose(
         task,

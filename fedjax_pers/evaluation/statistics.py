@@ -135,7 +135,7 @@ def over_seeds(summaries: Sequence[Mapping[str, float | int | None]]) -> dict[st
             raise ValueError(f"summaries[{seed}]: {', '.join(different)} not in both this and summaries[0]")
     columns = {name: np.array([math.nan if s[name] is None else s[name] for s in summaries], float) for name in names}
     return {
-        name: (float(np.mean(column)), float(np.std(column, ddof=1)) if len(column) > 1 else math.nan)
+        name: (float(np.mean(column)), float(np.std(column, ddof=0)) if len(column) > 1 else math.nan)
         for name, column in columns.items()
     }
 
@@ -147,7 +147,7 @@ def _against_baseline(values: np.ndarray, baseline: np.ndarray, tested: np.ndarr
     # Compared at the coarser precision, so that float32(0.7) against 0.7 is the tie that it stands for.
     coarser = min(scores.dtype, references.dtype, key=lambda dtype: dtype.itemsize)
     gains = scores.astype(np.float64) - references.astype(np.float64)
-    hurt = _or_nan(np.mean, scores.astype(coarser) <= references.astype(coarser))
+    hurt = _or_nan(np.mean, scores.astype(coarser) < references.astype(coarser))
     return {"hurt": hurt} | {
         name: _or_nan(lambda gains, q=q: np.quantile(gains, q), gains) for name, q in GAIN_QUANTILES.items()
     }

@@ -104,7 +104,7 @@ def _separate(tree: Any) -> tuple[list[Array], Callable[[Any], Any]]:
         filled = list(leaves)
         for place, array in zip(places, arrays, strict=True):
             filled[place] = array
-        return structure.unflatten(filled)
+        return jax.tree.unflatten(structure, filled)
 
     return [leaves[place] for place in places], rebuild
 
@@ -152,7 +152,7 @@ def _replace_in(value: Any) -> Any:
         return value
     leaves, structure = jax.tree.flatten(value)
     new = [_replace(leaf) if isinstance(leaf, _JAXPRS) else leaf for leaf in leaves]
-    return value if all(a is b for a, b in zip(new, leaves, strict=True)) else structure.unflatten(new)
+    return value if all(a is b for a, b in zip(new, leaves, strict=True)) else jax.tree.unflatten(structure, new)
 
 
 # Twins.
@@ -248,7 +248,7 @@ def _written_out(
     reach = [(size - 1) * dilation + 1 for size, dilation in zip(weights.shape, rhs_dilation, strict=False)]
     inputs = inputs.reshape(*inputs.shape[:-1], feature_group_count, -1)
     weights = weights.reshape(*weights.shape[:-1], feature_group_count, -1)
-    total = 0
+    total: Any = 0
     for tap in np.ndindex(weights.shape[:-3]):
         starts = [index * dilation for index, dilation in zip(tap, rhs_dilation, strict=True)]
         ends = [start + size - length + 1 for start, size, length in zip(starts, inputs.shape[1:], reach, strict=False)]

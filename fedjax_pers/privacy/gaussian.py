@@ -46,7 +46,9 @@ def private_mean(differences: Leaves, key: Array, *, clip_norm: Any, noise_multi
     number("clip_norm", clip_norm, low=1e-12)
     number("noise_multiplier", noise_multiplier, low=0)
     sizes = {x.shape[:1] for x in jax.tree.leaves(differences)}
-    require(len(sizes) == 1 and sizes != {(0,)}, f"differences: found leading axes {sizes}; expected one, [clients, ...]")
+    require(
+        len(sizes) == 1 and sizes != {(0,)}, f"differences: found leading axes {sizes}; expected one, [clients, ...]"
+    )
     clients = next(iter(sizes))[0]
     mechanism = optax.contrib.differentially_private_aggregate(clip_norm, noise_multiplier, key)
     mean, _ = mechanism.update(differences, mechanism.init(differences))

@@ -204,7 +204,9 @@ def test_uploads_that_do_not_fit_the_server(sent, message):
 
 
 def test_other_words():
-    with pytest.raises(ValueError, match="weights: found 'example'; allowed are examples, uniform. Did you mean 'examples'"):
+    with pytest.raises(
+        ValueError, match="weights: found 'example'; allowed are examples, uniform. Did you mean 'examples'"
+    ):
         mean(weights="example")
     server = server_of(mean(), w=np.float32([0, 0]))
     with pytest.raises(ValueError, match=r"trainable: found \['v'\]; the server has \['w'\]"):
