@@ -1,7 +1,7 @@
 """Personalised federated learning as compositions of pure functions, simulated over many clients at once.
 
-The rooms: :mod:`~fedjax_pers.tasks` and :mod:`~fedjax_pers.models` (what is trained), :mod:`~fedjax_pers.data` (on whose
-data), layouts and selectors (what is shared), :mod:`~fedjax_pers.aggregators` (how the server averages),
+The rooms: :mod:`~fedjax_pers.tasks` and :mod:`~fedjax_pers.models` (what is trained), :mod:`~fedjax_pers.data` (on
+whose data), layouts and selectors (what is shared), :mod:`~fedjax_pers.aggregators` (how the server averages),
 :mod:`~fedjax_pers.algorithms` (the methods of the literature), :mod:`~fedjax_pers.simulate` (running them) and
 :mod:`~fedjax_pers.testing` (checking one of your own).
 """

@@ -6,7 +6,7 @@ A federated method is three functions over these tuples::
     step(state, cohort, key)           -> State, Metrics      (pure; same tree, shapes and dtypes out as in)
     personalize(state, cohort, key)    -> per-client variables (never writes; serves unseen clients too)
 
-Leaves are kept in *flat dicts* from path to array (see :mod:`fedjax_pers.paths`), so "what is shared" is a set of names.
+Leaves are kept in *flat dicts* from path to array (see :mod:`fedjax_pers.paths`): what is shared is a set of names.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def loop(
     noise = fold_name(context.key, "noise")
     batches = stream(context, order, batch_size=batch_size, drop_last=drop_last)
 
-    def one(step_and_carry):
+    def one(step_and_carry: tuple[Array, Any]) -> tuple[Array, Any]:
         step, carry = step_and_carry
         return step + 1, body(carry, batches.batch(step), jax.random.fold_in(noise, step), step)
 
@@ -150,7 +150,7 @@ def loop(
 def sweep(body: Callable[[Any, Batch], Any], carry: Any, context: Context, *, batch_size: int) -> Any:
     """``carry = body(carry, batch)`` once over a client's examples in their own order (evaluation, counts)."""
 
-    def one(step_and_carry):
+    def one(step_and_carry: tuple[Array, Any]) -> tuple[Array, Any]:
         step, carry = step_and_carry
         position = step * batch_size + jnp.arange(batch_size)
         batch = _rows(context, position % jnp.maximum(context.size, 1), position < context.size)

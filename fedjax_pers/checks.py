@@ -1,4 +1,4 @@
-"""Checks of settings: what was found, what is allowed, the nearest match. Traced values pass, they have no value yet."""
+"""Checks of settings: what was found, what is allowed, the nearest match. Traced values pass: they have none yet."""
 
 from __future__ import annotations
 

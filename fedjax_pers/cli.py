@@ -175,9 +175,9 @@ class Describe:
 class _Choices(Config):
     """The fields of a run, with options as pairs."""
 
-    data_options: Annotated[Pairs, tyro.conf.arg(name="data-option")] = ()
-    model_options: Annotated[Pairs, tyro.conf.arg(name="model-option")] = ()
-    settings: Annotated[Pairs, tyro.conf.arg(name="set")] = ()
+    data_options: Annotated[Pairs, tyro.conf.arg(name="data-option")] = ()  # type: ignore[assignment]
+    model_options: Annotated[Pairs, tyro.conf.arg(name="model-option")] = ()  # type: ignore[assignment]
+    settings: Annotated[Pairs, tyro.conf.arg(name="set")] = ()  # type: ignore[assignment]
 
     def chosen(self, file: Path | None) -> Config:
         """The run as the package wants it; options and settings of the file stay where none of that name is given."""

@@ -47,9 +47,9 @@ class Algorithm(NamedTuple):
       personalize: ``personalize(state, cohort, key) -> variables [clients, ...]`` that ``task.metrics`` can read.
       task: the task whose metrics judge the personalised variables.
       common: ``common(state) -> variables`` of the global model, or ``None`` where the method has none.
-      exchange: ``exchange(state, cohort, key, tamper) -> (download, upload, row)`` of the cohort's first client: the trees
-        that cross, by which traffic is counted. ``tamper`` changes the personal leaves between training and upload, by
-        which the firewall is checked.
+      exchange: ``exchange(state, cohort, key, tamper) -> (download, upload, row)`` of the cohort's first client: the
+        trees that cross, by which traffic is counted. ``tamper`` changes the personal leaves between training and
+        upload, by which the firewall is checked.
       layout: who owns which leaf.
       participation: ``"any"``, or ``"everyone"`` where a round needs all clients.
       recipe: set by the registry.

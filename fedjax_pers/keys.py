@@ -1,11 +1,12 @@
 """Random keys: every stream is folded from (seed, purpose, round, client), none is drawn from a sequence.
 
-So a client's batches do not change when the cohort grows, when a method adds a second model, or when the executor differs.
+So a client's batches do not change when the cohort grows, when a method adds a second model, or with the executor.
 """
 
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ def client_key(key: Array, purpose: str, round: Array, tag: Array) -> Array:
     return jax.random.fold_in(round_key(key, purpose, round), tag)
 
 
-def as_key(key: Array | int) -> Array:
+def as_key(key: Any) -> Array:
     """A typed key from a seed (a whole number) or a key (old-style ``uint32[2]`` keys are wrapped).
 
     Raises:

@@ -1,7 +1,7 @@
-"""How a client trains: phases of optimiser steps, each with its own objective, trainable leaves and fresh optimiser state.
+"""How a client trains: phases of optimiser steps, each with its own objective, trainable leaves and fresh optimiser.
 
-A client update is ``update(layout, parts, context) -> (parts, Report)``. What comes back in ``parts.shared`` is uploaded,
-what comes back in ``parts.personal`` becomes the client's row: a client update cannot send anything else.
+A client update is ``update(layout, parts, context) -> (parts, Report)``. What comes back in ``parts.shared`` is
+uploaded, what comes back in ``parts.personal`` becomes the client's row: a client update cannot send anything else.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def proximal(strength: Any, role: str = "shared") -> Objective:
 
 
 def pull_to_shared(strength: Any) -> Objective:
-    """``strength / 2 * sum (v - w)^2``: a client's own model tied to the shared one *as received* this round (Ditto)."""
+    """``strength / 2 * sum (v - w)^2``: a client's own model tied to the shared one *as received* (Ditto)."""
 
     def objective(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
         own, shared = layout.view("own").keys, layout.view("shared").keys
@@ -74,7 +74,8 @@ def add(*objectives: Objective) -> Objective:
     """The sum of objectives; their tracked leaves are merged."""
 
     def objective(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
-        total, tracked = jnp.zeros(()), {}
+        total = jnp.zeros(())
+        tracked: Leaves = {}
         for each in objectives:
             loss, names = each(layout, parts, received, batch, key)
             total, tracked = total + loss, {**tracked, **names}

@@ -35,7 +35,7 @@ def stack_rows(row: Any, count: int) -> Any:
 def gather_rows(rows: Any, ids: Array, fresh: Any) -> Any:
     """The rows ``[clients, ...]`` of ``ids``; ids past the end get a copy of ``fresh``."""
 
-    def pick(stacked, new):
+    def pick(stacked: Array, new: Array) -> Array:
         count = stacked.shape[0]
         known = (ids < count).reshape(-1, *([1] * new.ndim))
         if count == 0:

@@ -1,4 +1,4 @@
-"""Clients side by side: each sees its own examples as if it were alone, and only those. And counts that make no sense."""
+"""Clients side by side: each sees its own examples as if alone, and only those. And senseless counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of clients in stacked trees: padding writes nothing, unknown clients read a fresh row; and small questions to trees."""
+"""Rows of clients in stacked trees: padding writes nothing, unknown clients read a fresh row."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class Aggregator(NamedTuple):
     """How uploads change the server, as pure functions that add up over clients.
 
     Attributes:
-      init: ``init(shared, trainable, num_clients) -> Server``. ``trainable`` are the names that the server optimiser may
-        act on; all others (running statistics, counters) are averaged plainly.
+      init: ``init(shared, trainable, num_clients) -> Server``. ``trainable`` are the names that the server optimiser
+        may act on; all others (running statistics, counters) are averaged plainly.
       render: ``render(server, id) -> download``, what a client receives; the default is a copy of the shared leaves.
       weigh: ``weigh(context, report) -> scalar``, how much a client counts; not normalised.
       lift: ``lift(weight, download, upload) -> summand``; summands of the cohort are added in ascending order of id.
@@ -81,7 +81,7 @@ def aggregate(
     ids = jnp.arange(weights.shape[0])
     accepted = jax.vmap(all_finite)(uploads) if uploads else jnp.ones(ids.shape, bool)
 
-    def add(total, item):
+    def add(total: Any, item: tuple[Any, Array, Array, Array]) -> tuple[Any, None]:
         upload, weight, ok, client_id = item
         download = aggregator.render(server, client_id)
         return jax.tree.map(jnp.add, total, guarded_lift(aggregator, weight, ok, download, upload)), None

@@ -44,7 +44,8 @@ def fedrep(
       newcomer_epochs: passes over its data that an unseen client trains its head for before it predicts.
       weights: as in FedAvg.
       statistics: treatment of running statistics that ``personal`` does not name.
-      **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``; the optimiser starts afresh in each phase.
+      **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``; the optimiser starts
+        afresh in each phase.
 
     Differences from the paper: the mean is weighted by examples by default (the paper's is uniform, its clients being
     of equal size); defaults are those of small data sets, the paper's are 10 head epochs, momentum 0.5, batch 10.

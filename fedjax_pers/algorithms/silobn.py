@@ -15,8 +15,8 @@ from fedjax_pers.local import reestimate, train
 @register(
     "silobn",
     title="SiloBN",
-    paper='Andreux, du Terrail, Beguier, Tramel, "Siloed Federated Learning for Multi-Centric Histopathology Datasets", '
-    "DART@MICCAI 2020, arXiv:2008.07424",
+    paper='Andreux, du Terrail, Beguier, Tramel, "Siloed Federated Learning for Multi-Centric Histopathology '
+    'Datasets", DART@MICCAI 2020, arXiv:2008.07424',
     family="decoupling",
     personal="running statistics of batch normalisation",
     reduction="a model without running statistics: FedAvg",

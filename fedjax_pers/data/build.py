@@ -273,7 +273,7 @@ def _federation(
 
 def _refuse(ids: tuple[ClientId, ...], name: str, split: Split, field: str, bad: np.ndarray, expected: str) -> None:
     """Raises if any entry of ``bad`` (``[rows, ...]``) is true, naming the client of the first one."""
-    rows = bad.reshape(len(bad), -1).any(axis=1) if bad.size else np.zeros(0, bool)
+    rows = np.asarray(bad.reshape(len(bad), -1).any(axis=1) if bad.size else np.zeros(0, bool))
     if not rows.any():
         return
     row = int(np.argmax(rows))

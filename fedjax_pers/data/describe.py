@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE
@@ -107,7 +108,7 @@ def _clients(federation: Federation, max_clients: int) -> Table:
 
 def _commonest(federation: Federation, counts: np.ndarray) -> str:
     """The classes with most rows at a client, in per cent, and how many more it has."""
-    names = federation.class_names or range(federation.num_classes)
+    names = federation.class_names or range(federation.num_classes or 0)
     present = int((counts > 0).sum())
     order = np.argsort(-counts, kind="stable")[: min(present, _NAMED_CLASSES)]
     named = ", ".join(f"{names[label]} {100 * counts[label] / counts.sum():.0f}%" for label in order)
@@ -138,18 +139,18 @@ def picture(federation: Federation, path: str | Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _draw_mix(panel, federation: Federation, split: str) -> None:
+def _draw_mix(panel: Any, federation: Federation, split: str) -> None:
     counts = label_counts(federation, split)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    names = federation.class_names or range(federation.num_classes)
+    names = federation.class_names or range(federation.num_classes or 0)
     tops = np.cumsum(shares, axis=1)
-    for name, share, top, colour in zip(names, shares.T, tops.T, _colours(federation.num_classes), strict=True):
+    for name, share, top, colour in zip(names, shares.T, tops.T, _colours(federation.num_classes or 0), strict=True):
         _draw_bars(panel, top - share, top, colour, str(name))
     panel.set(ylabel=f"{split}\nshare of classes", ylim=(0, 1))
     _plain(panel)
 
 
-def _draw_sizes(panel, federation: Federation) -> None:
+def _draw_sizes(panel: Any, federation: Federation) -> None:
     bottom = np.zeros(federation.num_clients)
     for split, grey in zip(SPLITS, ("0.25", "0.55", "0.8"), strict=True):
         top = bottom + federation.sizes(split)
@@ -166,7 +167,7 @@ def _draw_sizes(panel, federation: Federation) -> None:
     _plain(panel)
 
 
-def _draw_bars(panel, bottom: np.ndarray, top: np.ndarray, colour, label: str) -> None:
+def _draw_bars(panel: Any, bottom: np.ndarray, top: np.ndarray, colour: Any, label: str) -> None:
     """One bar a client, all of them as a single artist: thousands of clients are drawn at once."""
     from matplotlib.collections import PolyCollection
 
@@ -188,12 +189,10 @@ def _upright(federation: Federation) -> bool:
 def _colours(count: int) -> list:
     from matplotlib import colormaps
 
-    if count <= 10:
-        return list(colormaps["tab10"].colors[:count])
     if count <= 20:
-        return list(colormaps["tab20"].colors[:count])
+        return list(colormaps["tab10" if count <= 10 else "tab20"](np.arange(count)))
     return list(colormaps["turbo"](np.linspace(0, 1, count)))
 
 
-def _plain(panel) -> None:
+def _plain(panel: Any) -> None:
     panel.spines[["top", "right"]].set_visible(False)

@@ -29,7 +29,7 @@ class Split:
     data: dict[str, np.ndarray]
     offsets: np.ndarray
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         lengths = {name: len(values) for name, values in self.data.items()}
         offsets = self.offsets
         if offsets.ndim != 1 or not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
@@ -116,7 +116,7 @@ class Federation:
     first_id: int = 0
     _pools: dict[str, dict[str, jax.Array]] = field(default_factory=dict, init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in SPLITS:
             found = len(getattr(self, name).offsets) - 1
             if found != self.num_clients:
@@ -270,10 +270,10 @@ class Federation:
         """
         if self.unseen is not None:
             raise ValueError(f"{self.name!r}: found {self.unseen.num_clients} unseen clients already, expected none")
-        if isinstance(clients, float | int) and not isinstance(clients, bool):
+        if isinstance(clients, str | bool):
+            raise ValueError(f"clients: found {clients!r}, expected a share or a list of client ids")
+        if isinstance(clients, float | int):
             moved = self._drawn(clients, seed)
-        elif isinstance(clients, str):
-            raise ValueError(f"clients: found the text {clients!r}, expected a share or a list of client ids")
         else:
             moved = {self.index(client_id) for client_id in clients}
         if not 0 < len(moved) < self.num_clients:

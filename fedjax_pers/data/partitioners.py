@@ -25,6 +25,7 @@ from fedjax_pers.data.identity import generator
 from fedjax_pers.data.messages import unknown
 
 Tables = Mapping[str, Fields]
+Deal = Callable[[Tables, int, int], dict[str, np.ndarray]]
 """Arrays ``[rows, ...]`` by field, by split."""
 
 _ATTEMPTS = 1000
@@ -117,13 +118,13 @@ def partition(
 
 
 @_named
-def iid():
+def iid() -> Deal:
     """Rows at random, all clients of equal size (to one row). Flower's ``IidPartitioner``."""
     return _by_share(lambda rng, clients: np.full(clients, 1 / clients))
 
 
 @_named
-def sized(shares: Iterable[float]):
+def sized(shares: Iterable[float]) -> Deal:
     """Rows at random, client k with a share proportional to ``shares[k]``. Flower's ``SizePartitioner``.
 
     ``sized(range(1, 11))`` is its linear partitioner for ten clients.
@@ -141,14 +142,14 @@ def sized(shares: Iterable[float]):
 
 
 @_named
-def quantity(alpha: float = 1.0):
+def quantity(alpha: float = 1.0) -> Deal:
     """Rows at random, sizes from one draw of a symmetric Dirichlet: small ``alpha``, unequal clients."""
     number("alpha", alpha, low=1e-6)
     return _by_share(lambda rng, clients: rng.dirichlet(np.full(clients, float(alpha))))
 
 
 @_named
-def lognormal(sigma: float = 1.0):
+def lognormal(sigma: float = 1.0) -> Deal:
     """Rows at random, sizes proportional to ``exp(sigma * normal)``, as sizes of real clients often are."""
     number("sigma", sigma, low=0.0)
 
@@ -160,7 +161,7 @@ def lognormal(sigma: float = 1.0):
 
 
 @_named
-def dirichlet(alpha: float = 0.1, min_size: int = 0, balanced: bool = False):
+def dirichlet(alpha: float = 0.1, min_size: int = 0, balanced: bool = False) -> Deal:
     """Label skew: for each class, the shares of the clients are one draw from a symmetric Dirichlet.
 
     The same shares deal the class in train and in test, so a client's label mix is the same in both.
@@ -197,7 +198,7 @@ def dirichlet(alpha: float = 0.1, min_size: int = 0, balanced: bool = False):
 
 
 @_named
-def shards(classes_per_client: int = 2):
+def shards(classes_per_client: int = 2) -> Deal:
     """Pathological label skew: every client has exactly so many classes, the same ones in train and test.
 
     The classes are spread evenly: each client in turn takes those with the fewest takers so far, ties drawn at random.
@@ -233,7 +234,7 @@ def shards(classes_per_client: int = 2):
 
 
 @_named
-def natural(column: str):
+def natural(column: str) -> Deal:
     """The clients that the table itself names: a row belongs to the id in ``column``, in both splits.
 
     The column is no feature and is taken out. An id in one split only is reported in the notes of the federation.
@@ -262,10 +263,12 @@ def parse(text: str) -> Partitioner:
     """
     try:
         call = ast.parse(text if "(" in text else f"{text}()", mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+            raise ValueError("not a call")
         name = call.func.id
         args = [ast.literal_eval(one) for one in call.args]
-        kwargs = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-    except (SyntaxError, AttributeError, ValueError) as error:
+        kwargs = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    except (SyntaxError, ValueError) as error:
         raise ValueError(f"partitioner: found {text!r}, expected a call such as 'dirichlet(alpha=0.1)'") from error
     if name not in _FACTORIES:
         raise unknown("partitioner", name, _FACTORIES)
@@ -308,7 +311,7 @@ def _counts(shares: np.ndarray, rows: int) -> np.ndarray:
     return np.diff(edges, prepend=0)
 
 
-def _by_share(shares_of: Callable[[np.random.Generator, int], np.ndarray]):
+def _by_share(shares_of: Callable[[np.random.Generator, int], np.ndarray]) -> Deal:
     """Deals shuffled rows in runs as long as the clients' shares say."""
 
     def deal(tables: Tables, clients: int, seed: int) -> dict[str, np.ndarray]:

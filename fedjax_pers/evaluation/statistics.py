@@ -135,7 +135,7 @@ def over_seeds(summaries: Sequence[Mapping[str, float | int | None]]) -> dict[st
             raise ValueError(f"summaries[{seed}]: {', '.join(different)} not in both this and summaries[0]")
     columns = {name: np.array([math.nan if s[name] is None else s[name] for s in summaries], float) for name in names}
     return {
-        name: (float(np.mean(column)), float(np.std(column, ddof=0)) if len(column) > 1 else math.nan)
+        name: (float(np.mean(column)), float(np.std(column, ddof=1)) if len(column) > 1 else math.nan)
         for name, column in columns.items()
     }
 

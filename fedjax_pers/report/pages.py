@@ -59,7 +59,7 @@ Source: `fedjax_pers/algorithms/{Path(inspect.getfile(factory)).name}`.
 def index() -> str:
     """The table of all methods in Markdown."""
     rows = "\n".join(
-        f"| [{m.title}]({m.name}.md) | `{m.name}` | {m.family} | {m.personal} | {'yes' if m.secure_aggregation else 'no'} |"
+        f"| [{m.title}]({m.name}.md) | `{m.name}` | {m.family} | {m.personal} | {_yes(m.secure_aggregation)} |"
         for m in methods().values()
     )
     return f"""# Methods
@@ -70,6 +70,10 @@ def index() -> str:
 
 *Secure aggregation* says whether the server needs only sums over clients.
 """
+
+
+def _yes(answer: bool) -> str:
+    return "yes" if answer else "no"
 
 
 def write(folder: Path) -> None:

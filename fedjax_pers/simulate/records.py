@@ -89,7 +89,7 @@ def means_of(values: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
 def means(table: Table) -> Row:
     """Means over the clients that have examples: of their personalised models, and of the global one where there is."""
     tested = table.examples > 0
-    row = {}
+    row: Row = {}
     for model, columns in (("personal", table.personal), ("global", table.common)):
         for name, values in columns.items():
             weighted, plain = means_of(values[tested], table.examples[tested])
@@ -121,7 +121,7 @@ class Newcomers(NamedTuple):
 
 def client_columns(federation: Federation, trained: Table, unseen: Newcomers | None) -> dict[str, list[Any]]:
     """The columns of ``clients.csv``: clients in training, then those never there, with ``unadapted_...`` numbers."""
-    parts = [(federation, trained, 0, {})]
+    parts: list[tuple[Any, Table, int, dict[str, np.ndarray]]] = [(federation, trained, 0, {})]
     if unseen is not None:
         parts[0] = (federation, trained, 0, {name: np.full_like(x, np.nan) for name, x in trained.personal.items()})
         parts.append((federation.unseen, unseen.after, 1, unseen.before.personal))

@@ -1,4 +1,4 @@
-"""One client after another, in groups or all at once: the same sums, outputs in order, and the choice of one of them."""
+"""One client after another, in groups or all at once: the same sums, outputs in order; and the choice."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ def client(item):
     return {"x": item["x"], "root": root, "count": item["number"]}, (item["number"], root)
 
 
-def mapped(executor, client=client, items=items()):
+def mapped(executor, client=client, given=None):
     """As a round does it: filled up to a multiple of the lanes with items that add nothing."""
-    count = jax.tree.leaves(items)[0].shape[0]
+    given = items() if given is None else given
+    count = jax.tree.leaves(given)[0].shape[0]
     extra = padding(executor, count)
-    filled = jax.tree.map(lambda x: jnp.concatenate([x, jnp.zeros((extra, *x.shape[1:]), x.dtype)]), items)
+    filled = jax.tree.map(lambda x: jnp.concatenate([x, jnp.zeros((extra, *x.shape[1:]), x.dtype)]), given)
     total, outputs = jax.jit(lambda items: map_reduce(executor, client, items))(filled)
     return total, jax.tree.map(lambda x: x[:count], outputs)
 
@@ -77,14 +78,14 @@ def test_a_round_of_a_method_does_not_depend_on_the_executor(executor):
 
 @pytest.mark.parametrize("executor", EXECUTORS, ids=ids)
 def test_no_clients(executor):
-    total, (numbers, roots) = mapped(executor, items=items(0))
+    total, (numbers, roots) = mapped(executor, given=items(0))
     toys.same_bits(total, {"x": np.zeros(2, np.float32), "root": np.zeros(2, np.float32), "count": np.int32(0)})
     toys.same_bits((numbers, roots), (np.zeros(0, np.int32), np.zeros((0, 2), np.float32)))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS, ids=ids)
 def test_one_client(executor):
-    total, (numbers, _) = mapped(executor, items=items(1))
+    total, (numbers, _) = mapped(executor, given=items(1))
     toys.same_bits(total["x"], np.float32([1e8, 1e8]) * np.float32([1, 0.7]))
     assert numbers.tolist() == [0]
 
