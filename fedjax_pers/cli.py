@@ -266,9 +266,8 @@ class Resume:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command line; exit status 1 after an upload that was not finite, 2 after a mistake, 130 interrupted."""
-    args = list(sys.argv[1:] if args is None else args)
     try:
-        parse(args).execute()
+        parse(list(sys.argv[1:] if args is None else args)).execute()
     except (ValueError, OSError) as error:
         _leave(MISTAKE, _said(error))
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The executor that is used where none is asked for, from the measurements in ``benchmarks/lanes.json``."""
+"""The executor that is used where none is asked for, from the measurements in ``benchmarks/results/lanes.json``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fedjax_pers.executors.lanes import Executor
 from fedjax_pers.trees import num_bytes
 
 # On a CPU, operations on small models are dominated by their overhead, so many lanes win; the weights of a few lanes of
-# a larger model still fit into the cache; beyond that every lane more is a loss.
+# a larger model still fit into the cache; beyond that every lane more is a loss. Convolutions with a kernel for each lane
+# run one lane after another anyway.
 _CPU_LANES = ((64 * 1024, 32), (1024 * 1024, 4))
 _chosen: ContextVar[Executor | None] = ContextVar("executor", default=None)
 
@@ -24,6 +25,8 @@ def default_executor(leaves: Any) -> Executor:
         return chosen
     if jax.default_backend() != "cpu":
         return Executor(None)
+    if any(len(x.shape) >= 4 for x in jax.tree.leaves(leaves)):
+        return Executor(1)
     size = num_bytes(leaves)
     return Executor(next((lanes for limit, lanes in _CPU_LANES if size <= limit), 1))
 

@@ -213,6 +213,12 @@ def test_the_choice_holds_within_its_block_only():
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="on accelerators the whole cohort runs at once")
+def test_on_a_cpu_clients_with_convolutions_run_one_by_one():
+    assert default_executor({"kernel": jnp.zeros((3, 3, 1, 2)), "bias": jnp.zeros(2)}) == looped()
+    assert default_executor({"kernel": jnp.zeros((3, 3)), "bias": jnp.zeros(2)}) != looped()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="on accelerators the whole cohort runs at once")
 @pytest.mark.parametrize(
     ("size", "lanes"),
     [(0, 32), (4, 32), (64 * 1024, 32), (64 * 1024 + 4, 4), (1024 * 1024, 4), (1024 * 1024 + 4, 1), (10**9, 1)],
