@@ -13,8 +13,8 @@ from fedjax_pers.executors.lanes import Executor
 from fedjax_pers.trees import num_bytes
 
 # On a CPU, operations on small models are dominated by their overhead, so many lanes win; the weights of a few lanes of
-# a larger model still fit into the cache; beyond that every lane more is a loss. Convolutions with a kernel for each lane
-# run one lane after another anyway.
+# a larger model still fit into the cache; beyond that every lane more is a loss. Convolutions with a kernel for
+# each lane run one lane after another anyway.
 _CPU_LANES = ((64 * 1024, 32), (1024 * 1024, 4))
 _chosen: ContextVar[Executor | None] = ContextVar("executor", default=None)
 

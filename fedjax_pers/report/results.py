@@ -288,7 +288,7 @@ def _check_rounds(rounds: list[Any], where: str) -> None:
     for index, found in enumerate(rounds):
         if not isinstance(found, int | np.integer) or isinstance(found, bool) or found < 0:
             raise ValueError(f"{where}: row {index + 1} has round {found!r}; expected a whole number from 0")
-        if index and found < rounds[index - 1]:
+        if index and found <= rounds[index - 1]:
             raise ValueError(f"{where}: round {found} follows round {rounds[index - 1]}; one row a round, ascending")
 
 

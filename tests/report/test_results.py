@@ -269,6 +269,20 @@ def test_rows_on_a_full_disk_are_whole_or_absent(small_disk):
     assert len(results.read_rows(disk)) == len(kept) - 1
 
 
+def test_a_row_that_only_half_fits_is_taken_back(folder):
+    results.append_rows(folder, rows(1))
+    before = (folder / "metrics.jsonl").read_bytes()
+    program = (  # a limit on the size of a file: the first write is cut short, the next one fails
+        "import resource, sys\nfrom fedjax_pers.report import results\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "results.append_rows(sys.argv[1], [{'round': 2, 'loss': [0.5] * 1000}])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "OSError: [Errno 27] no space left to write this file" in done.stderr
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
 def test_a_summary_on_a_full_disk_keeps_the_old_one(small_disk):
     disk, _ = small_disk
     results.write_summary(disk, {"worst": 0.5})

@@ -12,7 +12,7 @@ from fedjax_pers.config import Config
 from fedjax_pers.report import read_clients
 from fedjax_pers.simulate.compare import alone, compare, configs_of
 
-BASE = Config(model="linear", rounds=4, evaluate_every=2)
+BASE = Config(model="linear", rounds=4, evaluate_every=2, unseen=0.2)
 METHODS, SEEDS = ("fedavg", "local_only"), (0, 1)
 
 
@@ -26,9 +26,9 @@ def comparison(tmp_path_factory):
 
 
 def accuracies(comparison, method, column="accuracy"):
-    """``[seeds, clients]`` from the files."""
-    folders = [comparison.folder / method / f"seed_{seed}" for seed in SEEDS]
-    return np.array([read_clients(folder)[column] for folder in folders])
+    """``[seeds, clients in training]`` from the files."""
+    tables = [read_clients(comparison.folder / method / f"seed_{seed}") for seed in SEEDS]
+    return np.array([np.array(table[column])[np.array(table["unseen"]) == 0] for table in tables])
 
 
 def test_numbers_are_means_and_sample_deviations_over_seeds(comparison):
@@ -59,8 +59,8 @@ def test_traffic_is_that_of_one_client(comparison):
 
 
 def test_all_seeds_have_the_same_clients_and_other_models(comparison):
-    for columns in (accuracies(comparison, "local_only", "test_examples"),):
-        assert (columns[0] == columns[1]).all()
+    counts = accuracies(comparison, "local_only", "test_examples")
+    assert counts.shape == (2, 12) and (counts[0] == counts[1]).all()
     assert (accuracies(comparison, "local_only", "loss")[0] != accuracies(comparison, "local_only", "loss")[1]).all()
 
 
@@ -117,7 +117,7 @@ def test_settings_by_method():
         ({"fedavg": BASE}, [0, -1], "seed: found -1"),
         ({"fedavg": BASE}, [1, 1], r"seeds: found \[1, 1\]"),
         ({"a": BASE, "b": replace(BASE, split="train")}, [0], "b: split is 'train', but 'test' in others"),
-        ({"a": BASE, "b": replace(BASE, unseen=0.2)}, [0], "b: unseen is 0.2, but 0.0 in others"),
+        ({"a": BASE, "b": replace(BASE, unseen=0.4)}, [0], "b: unseen is 0.4, but 0.2 in others"),
         ({"a": BASE, "b": replace(BASE, method="fedavgg")}, [0], "method: found 'fedavgg'"),
     ],
 )
