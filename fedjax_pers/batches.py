@@ -136,7 +136,7 @@ def loop(
     per_epoch = steps_per_epoch(context.size, batch_size, drop_last)
     wanted = per_epoch * count if steps is None else count
     total = jnp.where(per_epoch > 0, wanted, 0).astype(jnp.int32)
-    noise = fold_name(context.key, "noise")
+    noise = fold_name(context.key, f"noise of {order}")
     batches = stream(context, order, batch_size=batch_size, drop_last=drop_last)
 
     def one(step_and_carry: tuple[Array, Any]) -> tuple[Array, Any]:

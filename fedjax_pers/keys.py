@@ -46,6 +46,8 @@ def as_key(key: Any) -> Array:
     if shape == () and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return key
     if shape == () and jnp.issubdtype(dtype, jnp.integer):
+        if not isinstance(key, jax.core.Tracer) and not 0 <= int(key) < 2**32:
+            raise ValueError(f"key: found the seed {key}; allowed are 0 .. 2^32 - 1 (JAX would cut others)")
         return jax.random.key(key)
     if shape == jax.random.PRNGKey(0).shape and dtype == jnp.uint32:
         return jax.random.wrap_key_data(key)

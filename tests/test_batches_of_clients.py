@@ -96,6 +96,15 @@ def test_rows_that_fill_a_short_batch_are_the_clients_own(client, drop_last):
         assert (batches["weight"] == 1).all()
 
 
+@pytest.mark.parametrize("client", [0, 2, 4])
+def test_rows_that_fill_the_last_batch_of_a_sweep_are_the_clients_own(client):
+    here = context(pool(client), jnp.int32(STARTS[client]), jnp.int32(SIZES[client]), client)
+    own = sweep(
+        lambda all_own, batch: all_own & (batch["owner"] == client).all(), jnp.array(True), here, batch_size=BATCH
+    )
+    assert SIZES[client] % BATCH and own
+
+
 def test_a_batch_has_the_shapes_that_are_announced():
     here = context(pool(), jnp.int32(0), jnp.int32(5), 0)
     found = jax.eval_shape(stream(here, "batches", batch_size=BATCH).batch, jnp.int32(0))

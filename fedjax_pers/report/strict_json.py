@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +35,7 @@ def plain(value: Any, where: str = "value") -> Any:
         case int():
             return int(value)
         case float() if not isinstance(value, np.generic):
-            return value
+            return value if math.isfinite(value) else None
         case os.PathLike():
             return os.fspath(value)
         case Mapping():

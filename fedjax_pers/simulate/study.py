@@ -88,9 +88,9 @@ def validate(config: Config, like: Study | None = None) -> Study:
     """Builds all that can fail, before any work: data, model, method with its settings, cohort.
 
     Example:
-      >>> validate(Config(model="linear", method="fedprox", settings={"mv": 0.1}))
+      >>> validate(Config(model="linear", method="fedprox", settings={"weigths": "uniform"}))
       Traceback (most recent call last):
-      ValueError: settings of fedprox: found 'mv'; allowed are lr, mu, ... Did you mean 'mu'?
+      ValueError: settings of fedprox: found 'weigths'; allowed are lr, mu, ... Did you mean 'weights'?
 
     Args:
       config: what is asked.

@@ -82,6 +82,12 @@ def test_styles_are_distinct_and_do_not_depend_on_order():
         plots.method_styles([*names, "one more"])
 
 
+def test_a_method_keeps_its_colour_in_figures_of_other_methods():
+    alone = {name: plots.method_styles([name])[name] for name in ("fedavg", "ditto")}
+    assert alone["fedavg"] != alone["ditto"]
+    assert plots.method_styles(["fedavg", "ditto"]) == alone
+
+
 def lightness_and_colour(colour: str, blindness: np.ndarray) -> np.ndarray:
     """CIELAB (D65) of a colour as seen with one kind of colour blindness."""
     encoded = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
