@@ -52,7 +52,7 @@ def save(folder: str | os.PathLike[str], step: int, tree: Any) -> Path:
     Example:
       >>> import tempfile
       >>> folder = tempfile.mkdtemp()
-      >>> _ = save(folder, 3, {"key": jax.random.key(0), "count": jnp.int32(7), "none": None, "rows": {10: jnp.ones(2)}})
+      >>> _ = save(folder, 3, {"key": jax.random.key(0), "none": None, "rows": {10: jnp.ones(2)}})
       >>> latest(folder)
       3
 
