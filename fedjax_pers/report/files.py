@@ -98,8 +98,11 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
       BlockingIOError: another process holds it.
     """
-    import fcntl  # not on Windows, where every process is let in
-
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # on Windows, where every process is let in
+        yield
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -32,7 +32,7 @@ def bars(rounds: Mapping[str, int]) -> Iterator[Report]:
         def report(name: str, seed: int, done: int, total: int, accuracy: float | None) -> None:
             progress.start_task(tasks[name])
             finished[name][seed] = done
-            state = f"seed {seed}" if accuracy is None else f"seed {seed}: accuracy {100 * accuracy:.1f} %"
+            state = f"seed {seed}: " + ("running" if accuracy is None else f"accuracy {100 * accuracy:.1f} %")
             progress.update(tasks[name], completed=sum(finished[name].values()), state=state)
 
         yield report

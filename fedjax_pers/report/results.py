@@ -118,7 +118,7 @@ def sync(folder: str | os.PathLike[str]) -> None:
 
 
 def truncate_after(folder: str | os.PathLike[str], round: int) -> None:
-    """Drops the rows after ``round``, and an incomplete last line, so that a run resumed there writes each round once.
+    """Drops the rows after ``round``, and incomplete last lines, so that a run resumed there writes each round once.
 
     Args:
       folder: as :func:`prepare` returned it.
@@ -139,6 +139,9 @@ def truncate_after(folder: str | os.PathLike[str], round: int) -> None:
         raise ValueError(f"{path}: asked for round {round}, the last row up to there is of round {reached}")
     if path.exists():
         files.truncate(path, ends[kept - 1] if kept else 0)
+    timings = Path(folder) / TIMINGS
+    if timings.exists():
+        files.truncate(timings, timings.read_bytes().rfind(b"\n") + 1)
 
 
 def read_rows(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ def compare(
       configs: by the name to show, for instance from :func:`configs_of`.
       seeds: of the runs, in place of the configs' own.
       folder: gets ``NAME/seed_K`` for each run, and the tables and figures.
-      progress: called after every block of rounds.
+      progress: called when rounds begin and after every block of rounds.
 
     Raises:
       ValueError: a config is not valid, or they do not have the same clients and examples. Nothing has run then.

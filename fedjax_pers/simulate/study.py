@@ -40,7 +40,10 @@ OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
 
 CHECKPOINTS = "checkpoints"
 Progress = Callable[[int, int, float | None], None]
-"""``progress(rounds done, rounds, unweighted mean accuracy of the personalised models or None)``."""
+"""``progress(rounds done, rounds, accuracy)``: the unweighted mean of the personalised models, or ``None``.
+
+Called when rounds begin, which takes some seconds to compile, and after every block.
+"""
 
 
 class Study(NamedTuple):
@@ -124,7 +127,7 @@ def run_study(what: Config | Study, folder: str | Path, progress: Progress | Non
     Args:
       what: a config, or the study that :func:`validate` has made of it.
       folder: of this run alone.
-      progress: called after every block of rounds.
+      progress: called when rounds begin and after every block of rounds.
 
     Raises:
       ValueError: as for :func:`validate`; or the folder holds another run.
@@ -302,6 +305,8 @@ def _run_phase(
             progress(done, study.rounds, records.accuracy(rows[-1]))
         began, compiled = time.perf_counter(), compilations()
 
+    if progress is not None:
+        progress(last[0]["round"] if last else 0, study.rounds, None)
     state, _ = run(
         algorithm,
         state,

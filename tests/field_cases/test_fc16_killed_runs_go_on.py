@@ -53,6 +53,8 @@ def run(folder, moment):
     sys.stdout.reconfigure(line_buffering=True)
     started = []
     def progress(done, rounds, accuracy):
+        if accuracy is None:  # nothing is compiled yet
+            return
         print(f"reached round {{done}}")
         if isinstance(moment, float) and not started:
             started.append(threading.Timer(moment, die).start())

@@ -133,6 +133,8 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(finished, small, tmp_path, caps
         run_study(small, tmp_path / "run", killed_at(3))
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:  # rows that no checkpoint holds, the last one cut
         file.write('{"round": 4}\n{"round": 5, "participants": 5')
+    with (tmp_path / "run" / "timings.jsonl").open("a") as file:
+        file.write('{"round": 6, "seco')
     resumed = run_study(small, tmp_path / "run")
     assert "resumes after round 3 of 6" in capsys.readouterr().out
     assert bytes_of(resumed.folder) == bytes_of(finished.folder)
