@@ -255,17 +255,17 @@ class Description(NamedTuple):
     shared: int
     personal: int
     frozen: int
+    model: int
 
     @property
     def uplink(self) -> float:
-        """Bytes sent, as a share of what sending every leaf would cost: 1 - personal and frozen fraction."""
-        total = self.shared + self.personal + self.frozen
-        return self.shared / total if total else 0.0
+        """Bytes sent, as a share of the model's (what FedAvg sends): with one model, 1 - personal - frozen fraction."""
+        return self.shared / self.model if self.model else 0.0
 
     def __str__(self) -> str:
         return (
             f"shared {self.shared:,} B, personal {self.personal:,} B, frozen {self.frozen:,} B; "
-            f"uplink {self.shared:,} B a client and round, {self.uplink:.2%} of sending everything"
+            f"uplink {self.shared:,} B a client and round, {self.uplink:.2%} of the model"
         )
 
     def __rich__(self) -> Table:
@@ -288,11 +288,13 @@ def describe(layout: Layout, variables: Any = None) -> Description:
       >>> import fedjax_pers as fp
       >>> task = fp.tasks.from_model(fp.data.load("vowel_speakers"), "linear")
       >>> print(describe(fp.by_role(personal="bias")(task)))
-      shared 440 B, personal 44 B, frozen 0 B; uplink 440 B a client and round, 90.91% of sending everything
+      shared 440 B, personal 44 B, frozen 0 B; uplink 440 B a client and round, 90.91% of the model
     """
     init = layout.init if variables is not None else lambda key: layout.init(layout.task.init(key))
     parts = jax.eval_shape(init, variables if variables is not None else jax.random.key(0))
     rows = tuple(
         (role, path, tuple(x.shape), num_bytes(x)) for role in Parts._fields for path, x in getattr(parts, role).items()
     )
-    return Description(rows, *(num_bytes(getattr(parts, role)) for role in Parts._fields))
+    shared, personal, frozen = (num_bytes(leaves) for leaves in parts)
+    model = num_bytes(jax.eval_shape(layout.view("model").read, parts))
+    return Description(rows, shared, personal, frozen, model)

@@ -159,16 +159,19 @@ def test_tracked_leaves_of_each_view_go_to_their_own_place():
     assert layout.view("own").tracked(parts, tracked) == {}
 
 
+def test_a_second_model_does_not_make_the_upload_look_small():
+    # Ditto sends what FedAvg sends: 43 parameters, the whole model.
+    found = fp.describe(fp.twin()(toys.classifier()))
+    assert (found.shared, found.personal, found.uplink) == (172, 172, 1.0)
+
+
 def test_a_description_is_honest_about_the_head():
     # 4 -> 5 -> 3: hidden 20 + 5, head 15 + 3; the head is 18 of 43 parameters.
     layout = fp.by_role(personal=fp.head(1))(toys.classifier())
     found = fp.describe(layout)
     assert (found.shared, found.personal, found.frozen) == (100, 72, 0)
     assert found.uplink == pytest.approx(25 / 43)
-    assert (
-        str(found)
-        == "shared 100 B, personal 72 B, frozen 0 B; uplink 100 B a client and round, 58.14% of sending everything"
-    )
+    assert str(found) == "shared 100 B, personal 72 B, frozen 0 B; uplink 100 B a client and round, 58.14% of the model"
     assert fp.describe(layout, toys.classifier().init(jax.random.key(0))) == found
     console = Console(width=100)
     with console.capture() as shown:

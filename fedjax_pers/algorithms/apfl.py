@@ -15,7 +15,7 @@ from fedjax_pers.batches import loop, stream
 from fedjax_pers.checks import number, positive_int
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Layout, Statistics, interpolate, leaves_of, replace, trainable_leaves
-from fedjax_pers.local import ClientUpdate, OptimizerOf, copy_shared, no_losses, one_step, phases, report_of
+from fedjax_pers.local import ClientUpdate, OptimizerOf, copy_shared, no_losses, one_step, phases, report_of, train
 from fedjax_pers.objectives import task_loss
 
 
@@ -52,7 +52,7 @@ def apfl(
       lr: step size of both models.
       alpha: first mixing weight, in 0 .. 1; each client keeps its own.
       alpha_lr: step size of the mixing weight; 0 keeps it fixed.
-      newcomer_epochs: passes of an unseen client, which starts with ``v = w``, before it predicts.
+      newcomer_epochs: passes by which an unseen client trains ``v``, from ``v = w``, before it predicts.
       weights: as in FedAvg.
       statistics: treatment of the global model's running statistics.
       batch_size: examples a step.
@@ -61,18 +61,21 @@ def apfl(
       optimizer: from a step size to an optax optimiser.
       drop_last: leave out short batches.
 
-    Differences from the paper: models start from one common initial model; alpha is adapted once a round on the round's
-    first batch; it is a scalar for the whole model.
+    Differences from the paper: ``v``'s gradient is taken at the mixture with the *new* ``w`` of the step (the paper's
+    Algorithm 1 takes both gradients at the old ones); models start from one common initial model; alpha is adapted once
+    a round on the round's first batch; it is a scalar for the whole model.
     """
     number("alpha", alpha, 0, 1)
     number("alpha_lr", alpha_lr, 0)
+    number("lr", lr, 0)
     positive_int("batch_size", batch_size)
     epochs = 1 if epochs is None and steps is None else epochs
     schedule = {"batch_size": batch_size, "drop_last": drop_last}
     client = phases(
         _adapt_alpha(alpha_lr, **schedule), _mixture_steps(optimizer(lr), **schedule, epochs=epochs, steps=steps)
     )
-    newcomer = phases(copy_shared, _mixture_steps(optimizer(lr), **schedule, epochs=newcomer_epochs))
+    mixture = {"objective": task_loss("model"), "roles": "personal", "optimizer": optimizer}
+    newcomer = phases(copy_shared, train(lr, **schedule, epochs=newcomer_epochs, **mixture))
     return compose(
         task,
         layout=interpolate(alpha, statistics=statistics),

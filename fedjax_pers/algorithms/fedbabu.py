@@ -48,7 +48,8 @@ def fedbabu(
       statistics: treatment of running statistics that ``frozen`` does not name.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
-    Differences from the paper: no schedule of step sizes; defaults are those of small data sets.
+    Differences from the paper: running statistics are averaged (the paper's models normalise without them); no schedule
+    of step sizes; defaults are those of small data sets.
     """
     schedule = {name: local[name] for name in ("batch_size", "optimizer") if name in local}
     return compose(

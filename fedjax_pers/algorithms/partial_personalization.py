@@ -45,7 +45,8 @@ def fedsim(
       statistics: treatment of running statistics that ``personal`` does not name.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
-    Differences from the paper: no server optimiser and no FedAvg pre-training by default (see ``warm_start``).
+    Differences from the paper: no server optimiser and no FedAvg pre-training by default (see ``warm_start``); personal
+    leaves are kept between rounds (the paper's stateless mode is not offered).
     """
     rates = {"shared": lr, "personal": personal_lr}
     newcomer = train(personal_lr, **{**local, "epochs": newcomer_epochs, "steps": None}, roles="personal")

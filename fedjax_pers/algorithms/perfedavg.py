@@ -72,7 +72,8 @@ def perfedavg(
       statistics: as in FedAvg.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
-    Differences from the paper: none in the update; clients take any number of local steps.
+    Differences from the paper: none in the update; clients are weighted by examples by default (the paper's mean is
+    uniform).
     """
     return _per_fedavg(task, _exact, lr, alpha, adapt_steps, weights, statistics, **local)
 
@@ -99,7 +100,8 @@ def perfedavg_fo(
       statistics: as in FedAvg.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
-    Differences from the paper: none in the update.
+    Differences from the paper: none in the update; clients are weighted by examples by default (the paper's mean is
+    uniform).
     """
     return _per_fedavg(task, _first_order, lr, alpha, adapt_steps, weights, statistics, **local)
 
@@ -130,7 +132,8 @@ def perfedavg_hf(
       statistics: as in FedAvg.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
-    Differences from the paper: none in the update.
+    Differences from the paper: none in the update; clients are weighted by examples by default (the paper's mean is
+    uniform).
     """
     number("delta", delta, low=1e-8)
     return _per_fedavg(task, _hessian_free(delta), lr, alpha, adapt_steps, weights, statistics, **local)
@@ -152,6 +155,7 @@ def _per_fedavg(
     drop_last: bool = False,
 ) -> Algorithm:
     number("alpha", alpha, low=0)
+    number("lr", lr, low=0)
     positive_int("batch_size", batch_size)
     epochs = 1 if epochs is None and steps is None else epochs
     client = _meta_steps(

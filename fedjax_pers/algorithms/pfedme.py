@@ -66,9 +66,10 @@ def pfedme(
       drop_last: leave out short batches.
 
     Differences from the paper: only clients of the cohort train (in the paper's pseudo-code all do and a sample is
-    aggregated); theta starts from ``w_i`` in every local round; an unseen client solves its inner problem from ``w``.
+    aggregated); theta starts from ``w_i`` in every local round; an unseen client solves its inner problem from ``w``;
+    clients are weighted by examples by default (the paper's mean is uniform).
     """
-    for name, value in (("lam", lam), ("beta", beta)):
+    for name, value in (("lr", lr), ("inner_lr", inner_lr), ("lam", lam), ("beta", beta)):
         number(name, value, low=0)
     for name, value in (("inner_steps", inner_steps), ("batch_size", batch_size)):
         positive_int(name, value)

@@ -222,3 +222,14 @@ def test_simultaneous_and_alternating_steps(name, settings, w, v):
     state, _ = jax.jit(algorithm.step)(toys.start(algorithm, 1), cohort, jax.random.key(0))
     assert float(state.shared["w"]) == pytest.approx(w, abs=1e-7)
     assert float(state.rows["v"][0]) == pytest.approx(v, abs=1e-7)
+
+
+def test_an_apfl_newcomer_trains_its_own_model_on_the_shared_one_as_it_is():
+    # f = 2 (x - 1)^2, w = 0, alpha = 1/4, one step of 0.1 on v from v = w: the gradient at the mixture 0 is -4, times
+    # alpha, so v = 0.1 and the mixture is 0.025. Training w too would move it to 0.325.
+    task = toys.quadratic()
+    algorithm = fp.method("apfl").make(task, lr=0.1, alpha=0.25, newcomer_epochs=1, batch_size=1)
+    state = algorithm.init(task.init(jax.random.key(0)), jax.random.key(0), num_clients=1)
+    newcomer = toys.clients({"a": [[1.0]], "h": [[4.0]]}, ids=[1])
+    model = algorithm.personalize(state, newcomer, jax.random.key(0))
+    np.testing.assert_allclose(jax.tree.leaves(model)[0], [0.025], rtol=1e-6)
