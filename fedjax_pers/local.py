@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report
-from fedjax_pers.batches import batch_shapes, loop
+from fedjax_pers.batches import loop
 from fedjax_pers.checks import number, positive_int, require
 from fedjax_pers.layouts import OWN, Layout, leaves_of, replace, trainable_leaves
 from fedjax_pers.objectives import Objective, task_loss
@@ -143,6 +143,8 @@ def one_step(
     (loss, tracked), grads = jax.value_and_grad(loss_of, has_aux=True)(training)
     updates, opt = tx.update(grads, opt, training)
     now = leaves_of(parts)
+    both = sorted(layout.trainable & set(tracked))
+    require(not both, f"tracked: the loss returns new values of {both}, which optimisers change; name them statistics")
     tracked = {name: jnp.asarray(x).astype(now[name].dtype) for name, x in tracked.items()}
     return {**tracked, **optax.apply_updates(training, updates)}, opt, loss
 
@@ -161,18 +163,20 @@ def descend(
     def step(carry: Any, batch: Batch, key: Array, number: Array) -> Any:
         moving, opt, losses = carry
         now = replace(parts, moving)
-        moving, opt, loss = one_step(layout, now, context.received, training, tx, opt, objective, batch, key)
-        return moving, opt, losses.plus(loss, batch)
+        new, opt, loss = one_step(layout, now, context.received, training, tx, opt, objective, batch, key)
+        return moving | new, opt, losses.plus(loss, batch)
 
-    # Only what changes is carried through the loop: constants of the phase stay out of it (and unbatched under vmap).
-    opt = tx.init(training)
-    batch = batch_shapes(context, schedule["batch_size"])
-    moving, _, _ = jax.eval_shape(
-        lambda batch: one_step(layout, parts, context.received, training, tx, opt, objective, batch, context.key), batch
-    )
-    start = {name: leaves_of(parts)[name] for name in moving}
-    (moving, _, losses), steps = loop(step, (start, opt, no_losses()), context, **schedule)
+    start = (moving_leaves(layout, parts, training), tx.init(training), no_losses())
+    (moving, _, losses), steps = loop(step, start, context, **schedule)
     return replace(parts, moving), report_of(losses, steps, layout, parts)
+
+
+def moving_leaves(layout: Layout, parts: Parts, training: Leaves) -> Leaves:
+    """What steps on ``training`` can change: those leaves, and the ones that a loss tracks (running statistics).
+
+    Only these are carried through a loop: constants of the phase stay out of it (and unbatched under ``vmap``).
+    """
+    return training | {name: x for name, x in leaves_of(parts).items() if name not in layout.trainable}
 
 
 def phases(*updates: ClientUpdate) -> ClientUpdate:

@@ -12,11 +12,11 @@ import optax
 from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report, Task
-from fedjax_pers.batches import batch_shapes, loop, stream
+from fedjax_pers.batches import loop, stream
 from fedjax_pers.checks import number, positive_int
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Layout, Statistics, by_role, leaves_of, replace, trainable_leaves
-from fedjax_pers.local import ClientUpdate, OptimizerOf, no_losses, report_of, train
+from fedjax_pers.local import ClientUpdate, OptimizerOf, moving_leaves, no_losses, report_of, train
 
 _ABOUT = {
     "paper": 'Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A '
@@ -196,15 +196,11 @@ def _meta_steps(meta: MetaGradient, tx: optax.GradientTransformation, alpha: Any
 
         def step(carry: Any, outer: Batch, key: Array, number: Array) -> Any:
             moving, opt, losses = carry
-            moving, opt, loss = meta_step(replace(parts, moving), opt, outer, key, number)
-            return moving, opt, losses.plus(loss, outer)
+            new, opt, loss = meta_step(replace(parts, moving), opt, outer, key, number)
+            return moving | new, opt, losses.plus(loss, outer)
 
-        shapes = batch_shapes(context, schedule["batch_size"])
-        moving, _, _ = jax.eval_shape(
-            lambda b: meta_step(parts, tx.init(training), b, context.key, jnp.int32(0)), shapes
-        )
-        start = {name: leaves_of(parts)[name] for name in moving}
-        (moving, _, losses), steps = loop(step, (start, tx.init(training), no_losses()), context, **schedule)
+        start = (moving_leaves(layout, parts, training), tx.init(training), no_losses())
+        (moving, _, losses), steps = loop(step, start, context, **schedule)
         return replace(parts, moving), report_of(losses, steps, layout, parts)
 
     return update

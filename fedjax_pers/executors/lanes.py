@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_pers.checks import one_of, positive_int
 from fedjax_pers.executors.convolutions import fast_convolutions
+from fedjax_pers.once import traced
 
 
 class Executor(NamedTuple):
@@ -61,10 +62,9 @@ def map_reduce(executor: Executor, client: Callable[[Any], tuple[Any, Any]], ite
       client: a function of one item; what it closes over is held once.
       items: leaves ``[clients, ...]``. The number of clients must be a multiple of the lanes (see :func:`padding`).
     """
-    client = prepared(executor, client)
     count = jax.tree.leaves(items)[0].shape[0]
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), items)
-    summand, output = jax.eval_shape(client, first)
+    client, (summand, output) = traced(prepared(executor, client), first)
     total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summand)
     if count == 0:
         return total, jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), output)

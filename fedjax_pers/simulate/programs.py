@@ -17,6 +17,7 @@ from fedjax_pers.base import Array, Cohort, Metrics, State
 from fedjax_pers.compose import Algorithm
 from fedjax_pers.evaluation.evaluate import evaluate, evaluate_one
 from fedjax_pers.keys import round_key
+from fedjax_pers.once import traced
 from fedjax_pers.simulate.sampling import Sampler
 
 
@@ -76,11 +77,11 @@ def rounds_program(static: _Static, sampler: Sampler, block: int) -> Callable:
     def program(floats: dict[str, Array], state: State, pool: Pool, key: Array, count: Array) -> tuple[State, Metrics]:
         algorithm = static.algorithm(floats)
 
-        def one(state: State) -> tuple[State, Metrics]:
+        def one_round(state: State) -> tuple[State, Metrics]:
             ids = sampler(key, state.round, state.seen.shape[0])
             return algorithm.step(state, pool.cohort(ids), key)
 
-        _, shape = jax.eval_shape(one, state)
+        one, (_, shape) = traced(one_round, state)
         history = jax.tree.map(lambda x: jnp.zeros((block, *x.shape), x.dtype), shape)
 
         def body(carry: tuple[Array, State, Metrics]) -> tuple[Array, State, Metrics]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 
 import fedjax_pers as fp
@@ -15,8 +14,7 @@ EXAMPLE = (("x", (3,), "float32"), ("y", (), "int32"))
 def subject(request) -> Subject:
     # Batch normalisation, so that running statistics take part; the personal part of FedBN would be empty without.
     task = fp.tasks.from_model(EXAMPLE, "mlp_norm", num_classes=3, hidden=(4,))
-    yield subject_for(fp.method(request.param).make, task, batch_size=4)
-    jax.clear_caches()
+    return subject_for(fp.method(request.param).make, task, batch_size=4)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -61,7 +61,7 @@ def test_keys_by_place_in_the_cohort(task):
 
         return step
 
-    assert "another order" in fails(testing.order_and_padding, wrapped(step_of), task)
+    assert "another order" in fails(testing.order, wrapped(step_of), task)
 
 
 def test_padding_that_writes_to_the_last_client(task):
@@ -74,7 +74,7 @@ def test_padding_that_writes_to_the_last_client(task):
 
         return step
 
-    fails(testing.order_and_padding, wrapped(step_of), task)
+    fails(testing.executors_and_padding, wrapped(step_of), task)
 
 
 def test_a_personal_leaf_in_the_upload(task):
