@@ -193,6 +193,8 @@ def cohort_of(data: Mapping[str, Any], *, ids: Any = None, sizes: Any = None) ->
     if not shapes or len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
         raise ValueError(f"data: every field needs the same leading [clients, examples]; found {shapes}")
     clients, examples = next(iter(shapes.values()))
+    if examples == 0:  # not even the shapes of a row
+        raise ValueError(f"data: found no example in {shapes}; an empty client is sizes=0, a row is needed")
     ids = np.arange(clients) if ids is None else np.asarray(ids)
     sizes = np.full(clients, examples) if sizes is None else np.asarray(sizes)
     for name, value in (("ids", ids), ("sizes", sizes)):

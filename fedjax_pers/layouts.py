@@ -110,7 +110,13 @@ def _resolve(task: Task, personal: SelectorLike, frozen: SelectorLike, statistic
     if not leaves:
         raise ValueError("task: init returns no leaves; a model needs at least one array")
     model = model_of(task, variables)
-    chosen = {name: as_selector(s).select(leaves, model) for name, s in (("personal", personal), ("frozen", frozen))}
+    chosen = {}
+    for role, selector in (("personal", as_selector(personal)), ("frozen", as_selector(frozen))):
+        chosen[role] = selector.select(leaves, model)
+        require(
+            bool(chosen[role]) or selector == nothing,
+            f"{role}: {selector} selects no leaf of this model; where that is meant, say {role}=nothing",
+        )
     tracked = task.statistics.select(leaves, model) if task.statistics != nothing else frozenset()
     # The treatment of statistics applies to those that no selector has claimed.
     rest = tracked - chosen["personal"] - chosen["frozen"]

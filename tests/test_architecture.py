@@ -14,7 +14,20 @@ LONGEST_FILE = 420
 
 # A room is a file or a folder directly in the package. Each layer may import its own rooms and those of lower layers.
 LAYERS = {
-    0: {"typing", "base", "paths", "parsing", "presets", "tracing", "trees", "keys", "checks", "batches", "config"},
+    0: {
+        "typing",
+        "base",
+        "paths",
+        "parsing",
+        "presets",
+        "tracing",
+        "once",
+        "trees",
+        "keys",
+        "checks",
+        "batches",
+        "config",
+    },
     1: {"layouts", "objectives", "local", "aggregators", "executors", "stores", "tasks", "models", "data"},
     2: {"compose", "wrappers", "evaluation", "privacy", "traffic"},
     3: {"algorithms"},

@@ -228,3 +228,10 @@ def test_names_that_a_layout_does_not_have():
         leaves_of(parts, "frozen")
     with pytest.raises(ValueError, match=r"leaves: \['params/haed'\] are neither shared nor personal"):
         replace(parts, {"params/haed": 0})
+
+
+@pytest.mark.parametrize("role", ["personal", "frozen"])
+def test_a_mask_that_matches_nothing_is_refused(role):
+    with pytest.raises(ValueError, match=rf"{role}: norm\(\) selects no leaf of this model.*{role}=nothing"):
+        fp.by_role(**{role: fp.norm()})(toys.classifier())
+    assert fp.by_role(**{role: fp.nothing})(toys.classifier()).common == "model"

@@ -7,11 +7,10 @@ from typing import Any
 from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
-from fedjax_pers.checks import require
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import by_role
 from fedjax_pers.local import reestimate, train
-from fedjax_pers.paths import SelectorLike, as_selector, nothing
+from fedjax_pers.paths import SelectorLike
 from fedjax_pers.presets import norm
 
 
@@ -47,16 +46,10 @@ def fedbn(
     Differences from the paper: weights by examples by default; an unseen client starts from the initial scale and bias
     (the paper does not say).
     """
-    algorithm = compose(
+    return compose(
         task,
         layout=by_role(personal=personal),
         client=train(lr, **local),
         aggregator=mean(weights=weights),
         newcomer=reestimate(passes=newcomer_passes, batch_size=local.get("batch_size", 32)),
     )
-    # A layout without personal leaves has a global model.
-    require(
-        algorithm.layout.common is None or as_selector(personal) == nothing,
-        f"personal: {personal} selects no leaf of this model, so this is FedAvg (which personal=nothing asks for)",
-    )
-    return algorithm

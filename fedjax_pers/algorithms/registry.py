@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedjax_pers.base import Task
-from fedjax_pers.checks import one_of, require
+from fedjax_pers.checks import number, one_of, require
 from fedjax_pers.compose import Algorithm, Recipe
 from fedjax_pers.local import train
 
@@ -73,6 +74,8 @@ def register(name: str, **about: Any) -> Callable[[Callable[..., Algorithm]], Ca
             known = _settings(factory)
             for setting in settings:
                 one_of(f"{name} setting", setting, known)
+                if isinstance(known[setting], float):  # under its own name, before a phase calls it "lr"
+                    number(setting, settings[setting], low=0 if setting.endswith("lr") else -math.inf)
             floats = {k: v for k, v in settings.items() if isinstance(v, float)}
             floats |= {k: v for k, v in known.items() if isinstance(v, float) and k not in settings}
             static = tuple((k, v) for k, v in sorted(settings.items()) if k not in floats)

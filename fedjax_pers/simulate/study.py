@@ -25,6 +25,7 @@ from fedjax_pers.report import files, results
 from fedjax_pers.report.plots import learning_curves
 from fedjax_pers.simulate import checkpoint, records
 from fedjax_pers.simulate.compilations import compilations
+from fedjax_pers.simulate.interrupts import between_blocks
 from fedjax_pers.simulate.matching import check_federation
 from fedjax_pers.simulate.run import Block, chosen_sampler, evaluate_clients, pool_of, run, start
 from fedjax_pers.tasks import from_model
@@ -44,6 +45,10 @@ Progress = Callable[[int, int, float | None], None]
 
 Called when rounds begin, which takes some seconds to compile, and after every block.
 """
+
+
+def silent(done: int, rounds: int, accuracy: float | None) -> None:
+    """The progress that nobody watches."""
 
 
 class Study(NamedTuple):
@@ -118,7 +123,7 @@ def validate(config: Config, like: Study | None = None) -> Study:
     return Study(config, federation, task, algorithm, _warm(config, task) if config.warm_start else None)
 
 
-def run_study(what: Config | Study, folder: str | Path, progress: Progress | None = None) -> Result:
+def run_study(what: Config | Study, folder: str | Path, progress: Progress = silent) -> Result:
     """Runs a study in a folder, or goes on where it was killed; a finished one is only read.
 
     Whatever moment a run is killed at, starting it again gives the bytes that it would have given. Only
@@ -141,11 +146,16 @@ def run_study(what: Config | Study, folder: str | Path, progress: Progress | Non
         if (folder / results.SUMMARY).exists():
             print(f"{folder}: this run is finished ({study.rounds} rounds); nothing to do")
             result = read_result(folder)
-            if progress is not None:
-                progress(study.rounds, study.rounds, records.accuracy(result.rows[-1]))
+            progress(study.rounds, study.rounds, records.accuracy(result.rows[-1]))
             return result
         results.write_environment(folder)
-        state = _run_rounds(study, folder, progress)
+        with between_blocks() as check_interrupt:
+
+            def report(done: int, rounds: int, accuracy: float | None) -> None:
+                progress(done, rounds, accuracy)
+                check_interrupt()
+
+            state = _run_rounds(study, folder, report)
         _finish(study, folder, state)
     return read_result(folder)._replace(compilations=compilations() - before)
 
@@ -264,7 +274,7 @@ def _typed(name: str, value: Any, default: Any) -> Any:
     return value
 
 
-def _run_rounds(study: Study, folder: Path, progress: Progress | None) -> State:
+def _run_rounds(study: Study, folder: Path, progress: Progress) -> State:
     config = study.config
     done = checkpoint.latest(folder / CHECKPOINTS) or 0
     results.truncate_after(folder, done)
@@ -278,7 +288,7 @@ def _run_rounds(study: Study, folder: Path, progress: Progress | None) -> State:
 
 
 def _run_phase(
-    study: Study, algorithm: Algorithm, state: State | None, rounds: int, folder: Path, progress: Progress | None
+    study: Study, algorithm: Algorithm, state: State | None, rounds: int, folder: Path, progress: Progress
 ) -> State:
     config = study.config
     name = config.method if algorithm is study.algorithm else "fedavg"
@@ -301,12 +311,10 @@ def _run_phase(
         if not stops and (done == rounds or blocks % config.checkpoint_every == 0):
             results.sync(folder)
             checkpoint.save(folder / CHECKPOINTS, done, block.state)
-        if progress is not None:
-            progress(done, study.rounds, records.accuracy(rows[-1]))
+        progress(done, study.rounds, records.accuracy(rows[-1]))
         began, compiled = time.perf_counter(), compilations()
 
-    if progress is not None:
-        progress(last[0]["round"] if last else 0, study.rounds, None)
+    progress(last[0]["round"] if last else 0, study.rounds, None)
     state, _ = run(
         algorithm,
         state,

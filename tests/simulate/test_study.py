@@ -319,6 +319,11 @@ def _json(text):
         ({"settings": {"lrs": 0.1}}, "settings of fedper: found 'lrs'.*Did you mean 'lr'"),
         ({"settings": {"lr": "fast"}}, "fedper: lr: found 'fast'; allowed is a number of at least 0"),
         ({"settings": {"lr": -0.1}}, "fedper: lr: found -0.1; allowed is at least 0"),
+        (
+            {"method": "ditto", "settings": {"personal_lr": -0.1}},
+            "personal_lr: found -0.1; allowed is at least 0",
+        ),
+        ({"method": "fedavg_ft", "settings": {"tune_lr": -1.0}}, "fedavg_ft: tune_lr: found -1; allowed is at least 0"),
         ({"settings": {"lr": True}}, "fedper: lr: found True"),
         ({"settings": {"newcomer_epochs": 1.5}}, "fedper: newcomer_epochs: found 1.5; allowed is a whole number"),
         ({"settings": {"epochs": "2"}}, "fedper: epochs: found '2'"),
