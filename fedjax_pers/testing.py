@@ -252,14 +252,17 @@ def firewall(subject: Subject) -> None:
         return
     state, cohort = subject.start(), subject.cohort([0])
 
-    def spoil(row: Any) -> Any:
-        return jax.tree.map(lambda x: jnp.full_like(x, jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0), row)
+    @jax.jit
+    def crossing(spoil: Any) -> Any:
+        def tamper(row: Any) -> Any:
+            return jax.tree.map(
+                lambda x: jnp.where(spoil, jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0, x).astype(x.dtype),
+                row,
+            )
 
-    def both(state: State) -> Any:
-        honest = exchange(state, cohort, jax.random.key(0))
-        return honest, exchange(state, cohort, jax.random.key(0), spoil)[1]
+        return exchange(state, cohort, jax.random.key(0), tamper)
 
-    (_, upload, row), again = jax.jit(both)(state)
+    (_, upload, row), (_, again, _) = crossing(False), crossing(True)
     assert not set(upload) & set(row), f"personal leaves in the upload: {sorted(set(upload) & set(row))}"
     assert set(upload) == set(state.shared), f"the upload has {sorted(upload)}, the server {sorted(state.shared)}"
     assert set(row) == set(state.rows), f"the row has {sorted(row)}, the state's rows {sorted(state.rows)}"
