@@ -13,7 +13,7 @@ from fedjax_pers.base import Cohort, Context, Metrics, Parts, Report, State, Tas
 from fedjax_pers.compose import Algorithm, compose, with_executor
 from fedjax_pers.data import Federation
 from fedjax_pers.evaluation import evaluate, summarize
-from fedjax_pers.executors import Executor, chunked, looped, vectorised
+from fedjax_pers.executors import Executor, chunked, looped, sharded, use_cores, vectorised
 from fedjax_pers.layouts import Layout, by_role, describe, interpolate, twin
 from fedjax_pers.local import copy_shared, phases, reestimate, train
 from fedjax_pers.parsing import parse
@@ -80,6 +80,7 @@ __all__ = [
     "register",
     "run",
     "select",
+    "sharded",
     "simulate",
     "start",
     "summarize",
@@ -88,6 +89,7 @@ __all__ = [
     "train",
     "twin",
     "uniform",
+    "use_cores",
     "vectorised",
     "where",
     "with_executor",

@@ -15,7 +15,7 @@ from fedjax_pers.aggregators.base import guarded_lift
 from fedjax_pers.base import Array, Cohort, Context, Leaves, Metrics, Parts, Report, State, Task
 from fedjax_pers.executors import Executor
 from fedjax_pers.executors.default import default_executor, overridden
-from fedjax_pers.executors.lanes import map_reduce, padding, prepared
+from fedjax_pers.executors.lanes import map_reduce, padding
 from fedjax_pers.keys import as_key, client_key, fold_name
 from fedjax_pers.layouts import Layout, LayoutMaker, by_role
 from fedjax_pers.local import ClientUpdate, train
@@ -52,6 +52,7 @@ class Algorithm(NamedTuple):
         upload, by which the firewall is checked.
       layout: who owns which leaf.
       participation: ``"any"``, or ``"everyone"`` where a round needs all clients.
+      executor: the one that its parts named; ``None`` for the default.
       recipe: set by the registry.
     """
 
@@ -63,6 +64,7 @@ class Algorithm(NamedTuple):
     exchange: Callable[..., tuple[Leaves, Leaves, Leaves]] | None = None
     layout: Layout | None = None
     participation: str = "any"
+    executor: Executor | None = None
     recipe: Recipe | None = None
 
 
@@ -138,7 +140,7 @@ def compose(
             row = where(counts, parts.personal, item.row)
             return summand, Outcome(row, report, weight, item.valid & ~accepted, item.valid & (report.steps == 0))
 
-        total, out = map_reduce(chosen, one, items)
+        total, out = map_reduce(chosen, one, items, items.size)
         out = jax.tree.map(lambda x: x[: cohort.ids.shape[0]], out)
         trainable = bound.trainable & frozenset(state.shared)
         after = aggregator.finish(server, total, trainable)
@@ -154,18 +156,20 @@ def compose(
         return new, _metrics(cohort, out, state.shared, after.shared)
 
     def personalize(state: State, cohort: Cohort, key: Array | int) -> Any:
-        items = _items(state, cohort, as_key(key), "personalize", 0)
+        chosen = executor or default_executor((state.shared, state.fresh))
+        count = cohort.ids.shape[0]
+        items = _items(state, cohort, as_key(key), "personalize", padding(chosen, count))
 
-        def one(item: _Item) -> Any:
+        def one(item: _Item) -> tuple[tuple, Any]:
             parts = Parts(aggregator.render(_server(state), item.id), item.row, state.frozen)
             context = item.context(cohort.data, state, parts)
             if newcomer is not None:
                 parts = _if_unseen(newcomer, bound, parts, context)
             variables = bound.view("model").read(parts)
-            return variables if adapt is None else _fine_tuned(adapt, alone, variables, context)
+            return (), variables if adapt is None else _fine_tuned(adapt, alone, variables, context)
 
-        chosen = executor or default_executor((state.shared, state.fresh))
-        return jax.vmap(prepared(chosen, one))(items)
+        _, models = map_reduce(chosen, one, items, items.size)
+        return jax.tree.map(lambda x: x[:count], models)
 
     def common(state: State) -> Any:
         return bound.view(bound.common).read(Parts(state.shared, state.fresh, state.frozen))
@@ -179,7 +183,8 @@ def compose(
         parts = parts._replace(personal=tamper(parts.personal))
         return download, _upload(parts), parts.personal
 
-    return Algorithm(init, step, personalize, task, common if bound.common else None, exchange, bound, participation)
+    whole = common if bound.common else None
+    return Algorithm(init, step, personalize, task, whole, exchange, bound, participation, executor)
 
 
 def with_executor(algorithm: Algorithm, executor: Executor) -> Algorithm:
@@ -200,7 +205,12 @@ def with_executor(algorithm: Algorithm, executor: Executor) -> Algorithm:
         return call
 
     recipe = algorithm.recipe and algorithm.recipe._replace(executor=executor)
-    return algorithm._replace(step=under(algorithm.step), personalize=under(algorithm.personalize), recipe=recipe)
+    return algorithm._replace(
+        step=under(algorithm.step),
+        personalize=under(algorithm.personalize),
+        executor=algorithm.executor or executor,
+        recipe=recipe,
+    )
 
 
 class _Item(NamedTuple):

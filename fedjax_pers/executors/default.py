@@ -20,15 +20,15 @@ _chosen: ContextVar[Executor | None] = ContextVar("executor", default=None)
 
 
 def default_executor(leaves: Any) -> Executor:
-    """Lanes for a client's leaves on this kind of device: everything at once on an accelerator, few on a CPU."""
+    """All devices of this process; a client's leaves decide on the lanes: few on a CPU, everyone on an accelerator."""
     if (chosen := _chosen.get()) is not None:
         return chosen
     if jax.default_backend() != "cpu":
-        return Executor(None)
+        return Executor(None, devices=None)
     if any(len(x.shape) >= 4 for x in jax.tree.leaves(leaves)):
-        return Executor(1)
+        return Executor(1, devices=None)
     size = num_bytes(leaves)
-    return Executor(next((lanes for limit, lanes in _CPU_LANES if size <= limit), 1))
+    return Executor(next((lanes for limit, lanes in _CPU_LANES if size <= limit), 1), devices=None)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from fedjax_pers.compose import Algorithm
 from fedjax_pers.evaluation.evaluate import evaluate, evaluate_one
 from fedjax_pers.keys import round_key
 from fedjax_pers.once import traced
+from fedjax_pers.simulate.placement import everywhere, placed
 from fedjax_pers.simulate.sampling import Sampler
 
 
@@ -71,8 +72,11 @@ def start_program(static: _Static, num_clients: int) -> Callable:
 
 
 @functools.lru_cache(maxsize=64)
-def rounds_program(static: _Static, sampler: Sampler, block: int) -> Callable:
-    """``program(floats, state, pool, key, count) -> (state, metrics [block, ...])``: ``count <= block`` rounds."""
+def rounds_program(static: _Static, sampler: Sampler, block: int, devices: int) -> Callable:
+    """``program(floats, state, pool, key, count) -> (state, metrics [block, ...])``: ``count <= block`` rounds.
+
+    State and pool lie on so many devices (:mod:`~fedjax_pers.simulate.placement`), before as after.
+    """
 
     def program(floats: dict[str, Array], state: State, pool: Pool, key: Array, count: Array) -> tuple[State, Metrics]:
         algorithm = static.algorithm(floats)
@@ -90,7 +94,7 @@ def rounds_program(static: _Static, sampler: Sampler, block: int) -> Callable:
             return index + 1, state, jax.tree.map(lambda h, m: h.at[index].set(m), history, metrics)
 
         _, state, history = jax.lax.while_loop(lambda c: c[0] < count, body, (jnp.int32(0), state, history))
-        return state, history
+        return placed(state, devices), everywhere(history, devices)
 
     return jax.jit(program, donate_argnums=1)
 

@@ -16,6 +16,7 @@ from fedjax_pers.data import Federation
 from fedjax_pers.keys import as_key
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.matching import check_federation
+from fedjax_pers.simulate.placement import devices_for, everywhere, placed
 from fedjax_pers.simulate.programs import Pool, evaluation_program, rounds_program, split_floats, start_program
 from fedjax_pers.simulate.sampling import Sampler, everyone, uniform
 from fedjax_pers.traffic import Traffic, traffic
@@ -136,10 +137,11 @@ def run(
         state.seen.shape[0] == federation.num_clients,
         f"state: it has rows for {state.seen.shape[0]} clients, the federation has {federation.num_clients}",
     )
-    pool, (static, floats) = pool_of(federation, "train"), split_floats(algorithm)
+    devices, (static, floats) = devices_for(algorithm, state), split_floats(algorithm)
+    state, pool = placed(state, devices), everywhere(pool_of(federation, "train"), devices)
     costs = traffic(algorithm, state, pool)
     block = evaluate_every or 10
-    program = rounds_program(static, sampler, block)
+    program = rounds_program(static, sampler, block, devices)
     collected, evaluations = [], []
     for first, count, judge in blocks(int(state.round), rounds, block, evaluate_every):
         state, metrics = program(floats, state, pool, key, jnp.int32(count))

@@ -11,7 +11,7 @@ from jax.extend import core
 import fedjax_pers as fp
 from fedjax_pers.executors import Executor, chunked, looped, vectorised
 from fedjax_pers.executors.default import default_executor, overridden
-from fedjax_pers.executors.lanes import map_reduce, padding, width
+from fedjax_pers.executors.lanes import map_reduce, padding, split
 from tests import toys
 
 CLIENTS = 7
@@ -31,13 +31,20 @@ def client(item):
     return {"x": item["x"], "root": root, "count": item["number"]}, (item["number"], root)
 
 
+def equally_long(executor, client, items):
+    """All clients take as long."""
+    return map_reduce(executor, client, items, jnp.zeros(jax.tree.leaves(items)[0].shape[0], jnp.int32))
+
+
 def mapped(executor, client=client, given=None):
     """As a round does it: filled up to a multiple of the lanes with items that add nothing."""
     given = items() if given is None else given
     count = jax.tree.leaves(given)[0].shape[0]
     extra = padding(executor, count)
     filled = jax.tree.map(lambda x: jnp.concatenate([x, jnp.zeros((extra, *x.shape[1:]), x.dtype)]), given)
-    total, outputs = jax.jit(lambda items: map_reduce(executor, client, items))(filled)
+    total, outputs = jax.jit(lambda items: map_reduce(executor, client, items, jnp.zeros(count + extra, jnp.int32)))(
+        filled
+    )
     return total, jax.tree.map(lambda x: x[:count], outputs)
 
 
@@ -104,7 +111,7 @@ def test_one_client(executor):
     ids=ids,
 )
 def test_lanes_and_padding(executor, clients, used, extra):
-    assert width(executor, clients) == used
+    assert split(executor, clients) == (1, used)
     assert padding(executor, clients) == extra
 
 
@@ -123,7 +130,7 @@ def test_uploads_are_held_for_one_group_only(lanes, kept):
     def upload(item):
         return jnp.outer(item["x"], jnp.arange(500.0)), item["number"]
 
-    found = operations(lambda items: map_reduce(Executor(lanes), upload, items), items(6))
+    found = operations(lambda items: equally_long(Executor(lanes), upload, items), items(6))
     assert max(x.aval.size for operation in found for x in operation.outvars) == kept * 2 * 500
 
 
@@ -138,7 +145,7 @@ def test_lanes_that_are_no_positive_whole_number(lanes):
     with pytest.raises(ValueError, match=message):
         padding(Executor(lanes), 5)
     with pytest.raises(ValueError, match=message):
-        map_reduce(Executor(lanes), client, items())
+        equally_long(Executor(lanes), client, items())
 
 
 def convolves(executor):
@@ -147,7 +154,7 @@ def convolves(executor):
     def convolve(x):
         return jax.lax.conv(x, jnp.ones((5, 4, 3, 3)), (1, 1), "SAME"), ()
 
-    found = operations(lambda items: map_reduce(executor, convolve, items), jnp.ones((4, 2, 4, 8, 8)))
+    found = operations(lambda items: equally_long(executor, convolve, items), jnp.ones((4, 2, 4, 8, 8)))
     return "conv_general_dilated" in {operation.primitive.name for operation in found}
 
 
@@ -160,7 +167,7 @@ def test_convolutions_are_left_as_they_are_or_made_fast():
 def test_other_words_for_convolutions():
     message = "convolutions: found 'fats'; allowed are auto, fast, plain. Did you mean 'fast'"
     with pytest.raises(ValueError, match=message):
-        map_reduce(Executor(convolutions="fats"), client, items())
+        equally_long(Executor(convolutions="fats"), client, items())
     task, misspelt = toys.quadratic(), Executor(convolutions="fats")
     for algorithm in (fp.compose(task, executor=misspelt), fp.with_executor(fp.compose(task), misspelt)):
         state, cohort = toys.start(algorithm, 2), toys.clients()
