@@ -210,10 +210,11 @@ def evaluate_clients(
     group = min(group, count)
     index = np.minimum(np.arange(-(-count // group) * group), count - 1).reshape(-1, group)
     program = evaluation_program(static, group)
-    train = pool_of(federation, "train")
+    devices = devices_for(algorithm, state)
+    train, judged = everywhere((pool_of(federation, "train"), pool_of(federation, split)), devices)
     if not adapt:  # without an example there is no step to take
         train = train._replace(size=jnp.zeros_like(train.size))
-    tables = program(floats, state, train, pool_of(federation, split), as_key(key), index)
+    tables = program(floats, placed(state, devices), train, judged, as_key(key), index)
     own, common = jax.tree.map(lambda x: np.asarray(x).reshape(-1)[:count], tables)
     examples = own.pop("examples")
     seen = np.asarray(state.seen) if federation.first_id == 0 else np.zeros(count, np.int32)
