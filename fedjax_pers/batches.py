@@ -99,6 +99,9 @@ class Stream(NamedTuple):
         epoch, place = jnp.divmod(step, jnp.maximum(per_epoch, 1))
         position = place * self.batch_size + jnp.arange(self.batch_size)
         index = shuffled(_epoch_words(self.words, epoch), position % jnp.maximum(size, 1), size)
+        # Fused into what reads it, each round of the shuffle is written out twice: 2^20 times in all, in jaxlib 0.12
+        # where a loss reads one field only.
+        index = jax.lax.optimization_barrier(index)
         return _rows(self.context, index, position < size)
 
 
