@@ -68,6 +68,10 @@ class Algorithm(NamedTuple):
     recipe: Recipe | None = None
 
 
+Pool = dict[str, Array]
+"""Rows of all clients by field, ``[rows, ...]``."""
+
+
 class Outcome(NamedTuple):
     """What the loop over clients keeps of each (besides its summand)."""
 
@@ -130,17 +134,18 @@ def compose(
         chosen = executor or default_executor((state.shared, state.fresh))
         items = _items(state, cohort, key, "train", padding(chosen, cohort.ids.shape[0]))
 
-        def one(item: _Item) -> tuple[Any, Outcome]:
-            download, parts, report = _visit(bound, update, aggregator, state, cohort.data, item)
+        def one(common: tuple[State, Pool], item: _Item) -> tuple[Any, Outcome]:
+            state, data = common
+            download, parts, report = _visit(bound, update, aggregator, state, data, item)
             upload = _upload(parts)
             accepted = item.valid & all_finite(upload) & all_finite(parts.personal)
             counts = accepted & (report.steps > 0)
-            weight = jnp.where(counts, aggregator.weigh(item.context(cohort.data, state, parts), report), 0.0)
+            weight = jnp.where(counts, aggregator.weigh(item.context(data, state, parts), report), 0.0)
             summand = guarded_lift(aggregator, weight, counts, download, upload)
             row = where(counts, parts.personal, item.row)
             return summand, Outcome(row, report, weight, item.valid & ~accepted, item.valid & (report.steps == 0))
 
-        total, out = map_reduce(chosen, one, items, items.size)
+        total, out = map_reduce(chosen, one, (state._replace(rows={}), cohort.data), items, items.size)
         out = jax.tree.map(lambda x: x[: cohort.ids.shape[0]], out)
         trainable = bound.trainable & frozenset(state.shared)
         after = aggregator.finish(server, total, trainable)
@@ -160,15 +165,16 @@ def compose(
         count = cohort.ids.shape[0]
         items = _items(state, cohort, as_key(key), "personalize", padding(chosen, count))
 
-        def one(item: _Item) -> tuple[tuple, Any]:
+        def one(common: tuple[State, Pool], item: _Item) -> tuple[tuple, Any]:
+            state, data = common
             parts = Parts(aggregator.render(_server(state), item.id), item.row, state.frozen)
-            context = item.context(cohort.data, state, parts)
+            context = item.context(data, state, parts)
             if newcomer is not None:
                 parts = _if_unseen(newcomer, bound, parts, context)
             variables = bound.view("model").read(parts)
             return (), variables if adapt is None else _fine_tuned(adapt, alone, variables, context)
 
-        _, models = map_reduce(chosen, one, items, items.size)
+        _, models = map_reduce(chosen, one, (state._replace(rows={}), cohort.data), items, items.size)
         return jax.tree.map(lambda x: x[:count], models)
 
     def common(state: State) -> Any:

@@ -31,11 +31,11 @@ def use_cores(count: int | None = None) -> int:
     """
     count = len(os.sched_getaffinity(0)) if count is None else count
     positive_int("count", count)
-    if jax.config.jax_num_cpu_devices == count:
-        return count
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError as error:
+        if len(jax.local_devices(backend="cpu")) == count:
+            return count
         raise RuntimeError(
             f"use_cores({count}): JAX has already started; call it first in the program (in a notebook: restart, and "
             "call it in the first cell)"

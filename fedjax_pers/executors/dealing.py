@@ -24,7 +24,7 @@ def dealt(cost: Array, devices: int, lanes: int) -> Array:
       devices: how many run at the same time.
       lanes: how many a device runs side by side.
     """
-    blocks = jnp.argsort(-cost, stable=True).reshape(-1, devices, lanes)
+    blocks = jnp.argsort(-cost, stable=True).reshape(cost.shape[0] // (devices * lanes), devices, lanes)
     if devices == 1:
         return blocks.swapaxes(0, 1)
 

@@ -12,6 +12,7 @@ may still round a client's last product and its addition at once); sums of devic
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,24 +75,48 @@ def prepared(executor: Executor, client: Callable) -> Callable:
 
 
 def map_reduce(
-    executor: Executor, client: Callable[[Any], tuple[Any, Any]], items: Any, cost: Array
+    executor: Executor, client: Callable[[Any, Any], tuple[Any, Any]], common: Any, items: Any, cost: Array
 ) -> tuple[Any, Any]:
-    """``summand, output = client(item)`` for every item; the sum of summands, and the outputs stacked.
+    """``summand, output = client(common, item)`` for every item; the sum of summands, and the outputs stacked.
 
     Args:
       executor: how many at once.
-      client: a function of one item; what it closes over is held once (on each device).
+      client: a function of what all have in common and of one item. Arrays that lie on several devices must come in by
+        these two.
+      common: held once on each device.
       items: leaves ``[clients, ...]``. The number of clients must be a multiple of devices times lanes (see
         :func:`padding`).
       cost: how long each client takes, ``[clients]``, in any unit.
     """
-    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), items)
-    client, (summand, output) = traced(prepared(executor, client), first)
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summand)
     count = cost.shape[0]
-    if count == 0:
-        return nothing, jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), output)
     devices, lanes = split(executor, count)
+    places = dealt(cost, devices, lanes)
+    ready = prepared(executor, client)
+    if devices == 1:
+        total, outputs = _queue(ready, lanes, common, items, places[0])
+    else:
+
+        def on_each_device(common: Any, items: Any, places: Array) -> tuple[Any, Any]:
+            total, outputs = _queue(ready, lanes, common, items, places[0])
+            return jax.lax.psum(total, CLIENTS), outputs
+
+        share, whole = PartitionSpec(CLIENTS), PartitionSpec()
+        total, outputs = jax.shard_map(
+            on_each_device,
+            mesh=mesh_of(devices),
+            in_specs=(whole, whole, share),
+            out_specs=(whole, share),
+            check_vma=False,
+        )(common, items, places)
+    back = jnp.argsort(places.reshape(-1))
+    return total, jax.tree.map(lambda x: x[back], outputs)
+
+
+def _queue(client: Callable, lanes: int, common: Any, items: Any, places: Array) -> tuple[Any, Any]:
+    """Runs the items at ``places``, ``[groups, lanes]``, a group at a time: their sum, and outputs in this order."""
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), items)
+    client, (summand, _) = traced(functools.partial(client, common), first)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), summand)
 
     def add(total: Any, summand: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, summand), None
@@ -104,27 +129,10 @@ def map_reduce(
         summands, outputs = jax.vmap(client)(jax.tree.map(lambda x: x[places], items))
         return jax.lax.scan(add, total, summands, length=lanes)[0], outputs
 
-    def queue(places: Array) -> tuple[Any, Any]:
-        if lanes == 1:
-            return jax.lax.scan(one, nothing, places.reshape(-1))
-        total, outputs = jax.lax.scan(group, nothing, places)
-        return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
-
-    def on_each_device(places: Array) -> tuple[Any, Any]:
-        total, outputs = queue(places[0])
-        return jax.lax.psum(total, CLIENTS), outputs
-
-    places = dealt(cost, devices, lanes)
-    if devices == 1:
-        total, outputs = queue(places[0])
-    else:
-        on, whole = PartitionSpec(CLIENTS), PartitionSpec()
-        spread = jax.shard_map(
-            on_each_device, mesh=mesh_of(devices), in_specs=on, out_specs=(whole, on), check_vma=False
-        )
-        total, outputs = spread(places)
-    back = jnp.argsort(places.reshape(-1))
-    return total, jax.tree.map(lambda x: x[back], outputs)
+    if lanes == 1:
+        return jax.lax.scan(one, nothing, places.reshape(-1))
+    total, outputs = jax.lax.scan(group, nothing, places)
+    return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
 
 def mesh_of(devices: int) -> Mesh:
@@ -152,6 +160,6 @@ def split(executor: Executor, clients: int) -> tuple[int, int]:
 
 
 def padding(executor: Executor, clients: int) -> int:
-    """Items to add so that the number of clients is a multiple of devices times lanes."""
+    """Items to add so that the number of clients is a multiple of devices times lanes, and not 0."""
     devices, lanes = split(executor, clients)
-    return -clients % (devices * lanes)
+    return -clients % (devices * lanes) if clients else devices * lanes
