@@ -163,7 +163,7 @@ def main() -> None:
                 f"{one['first_call_seconds']:.1f} s, differs by {one['largest_difference']:.1e}",
                 flush=True,
             )
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+        RESULTS.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":
