@@ -25,7 +25,7 @@ import optax
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_pers.executors.convolutions import fast_convolutions
+from fedjax_pers.executors.fast import fast_convolutions
 
 RESULTS = Path(__file__).parent / "results" / "fc13.json"
 STEPS, CLIENTS, BATCH = 10, 10, 20

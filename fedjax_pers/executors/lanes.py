@@ -23,8 +23,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_pers.base import Array
 from fedjax_pers.checks import one_of, positive_int, require
-from fedjax_pers.executors.convolutions import fast_convolutions
 from fedjax_pers.executors.dealing import dealt
+from fedjax_pers.executors.fast import fast_convolutions
 from fedjax_pers.once import traced
 
 CLIENTS = "clients"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_pers.executors.convolutions import fast_convolutions
+from fedjax_pers.executors.fast import fast_convolutions
 from tests.executors.convolving import (
     NAMED,
     REPLACED,
