@@ -21,6 +21,7 @@ from fedjax_pers.paths import Selector, everything, flatten, nothing, select, wh
 from fedjax_pers.presets import bias, depth, embedding, head, lora, norm, norm_statistics
 from fedjax_pers.simulate import History, Table, evaluate_clients, run, start
 from fedjax_pers.simulate.sampling import everyone, uniform
+from fedjax_pers.simulate.sweep import Sweep, sweep, sweep_runs
 from fedjax_pers.traffic import Traffic, traffic
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "Report",
     "Selector",
     "State",
+    "Sweep",
     "Table",
     "Task",
     "Traffic",
@@ -84,6 +86,8 @@ __all__ = [
     "simulate",
     "start",
     "summarize",
+    "sweep",
+    "sweep_runs",
     "tasks",
     "traffic",
     "train",

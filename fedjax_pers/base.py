@@ -75,6 +75,8 @@ class Cohort(NamedTuple):
       size: ``int32``; number of rows, 0 allowed.
       valid: ``bool``; false for padding.
       data: pool by field, ``[rows, ...]``.
+      room: ``[examples, 0]``, an array without numbers whose length says how many examples a client has at most, so
+        that what is made of each (features of a frozen body) can be stored; ``None`` where nobody knows.
     """
 
     ids: Array
@@ -83,6 +85,7 @@ class Cohort(NamedTuple):
     size: Array
     valid: Array
     data: dict[str, Array]
+    room: Array | None = None
 
 
 class Parts(NamedTuple):
@@ -163,6 +166,8 @@ class Context(NamedTuple):
       unseen: true for a client that never was in training.
       round: the round, ``int32``.
       received: the client's parts at the start of the round, the anchor of every penalty.
+      room: as in the cohort.
+      features: what is stored of each of the client's examples, ``[examples, ...]``; batches have these fields too.
     """
 
     data: dict[str, Array]
@@ -173,6 +178,8 @@ class Context(NamedTuple):
     unseen: Array
     round: Array
     received: Parts
+    room: Array | None = None
+    features: dict[str, Array] | None = None
 
 
 def cohort_of(data: Mapping[str, Any], *, ids: Any = None, sizes: Any = None) -> Cohort:
@@ -211,4 +218,5 @@ def cohort_of(data: Mapping[str, Any], *, ids: Any = None, sizes: Any = None) ->
         size=jnp.asarray(sizes, jnp.int32),
         valid=jnp.ones(clients, bool),
         data={name: jnp.reshape(jnp.asarray(v), (clients * examples, *np.shape(v)[2:])) for name, v in data.items()},
+        room=jnp.zeros((examples, 0)),
     )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fedjax_pers.base import Array, Batch, Context
 from fedjax_pers.checks import require, whole_number
 from fedjax_pers.keys import fold_name
+from fedjax_pers.once import unfused
 
 _ROUNDS = 20
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: an odd constant that spreads counters over the 32 bits
@@ -68,6 +69,11 @@ def _epoch_words(words: Array, epoch: Array) -> Array:
     return jnp.stack([_mix(words[0] + step), _mix(words[1] ^ _mix(step + 1))])
 
 
+def _order(words: Array, epoch: Array, position: Array, size: Array) -> Array:
+    """Which of the client's examples come at these positions of an epoch."""
+    return shuffled(_epoch_words(words, epoch), position, size)
+
+
 def steps_per_epoch(size: Array, batch_size: int, drop_last: bool) -> Array:
     """Batches in one pass over ``size`` examples; 0 for an empty client."""
     return size // batch_size if drop_last else (size + batch_size - 1) // batch_size
@@ -75,7 +81,8 @@ def steps_per_epoch(size: Array, batch_size: int, drop_last: bool) -> Array:
 
 def _rows(context: Context, index: Array, weight: Array) -> Batch:
     taken = {name: values[context.start + index] for name, values in context.data.items()}
-    return {**taken, "weight": weight.astype(jnp.float32)}
+    stored = {name: values[index] for name, values in (context.features or {}).items()}
+    return {**taken, **stored, "weight": weight.astype(jnp.float32)}
 
 
 def batch_shapes(context: Context, batch_size: int) -> Batch:
@@ -98,10 +105,7 @@ class Stream(NamedTuple):
         per_epoch = steps_per_epoch(size, self.batch_size, self.drop_last)
         epoch, place = jnp.divmod(step, jnp.maximum(per_epoch, 1))
         position = place * self.batch_size + jnp.arange(self.batch_size)
-        index = shuffled(_epoch_words(self.words, epoch), position % jnp.maximum(size, 1), size)
-        # Fused into what reads it, each round of the shuffle is written out twice: 2^20 times in all, in jaxlib 0.12
-        # where a loss reads one field only.
-        index = jax.lax.optimization_barrier(index)
+        index = unfused(_order, self.words, epoch, position % jnp.maximum(size, 1), size)
         return _rows(self.context, index, position < size)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_pers.aggregators import Aggregator, Server, mean
@@ -132,15 +133,15 @@ def compose(
         key, server = as_key(key), _server(state)
         cohort = _ordered(cohort)
         chosen = executor or default_executor((state.shared, state.fresh))
-        items = _items(state, cohort, key, "train", padding(chosen, cohort.ids.shape[0]))
+        items, room = _items(state, cohort, key, "train", padding(chosen, cohort.ids.shape[0])), _room(cohort)
 
         def one(common: tuple[State, Pool], item: _Item) -> tuple[Any, Outcome]:
             state, data = common
-            download, parts, report = _visit(bound, update, aggregator, state, data, item)
+            download, parts, report = _visit(bound, update, aggregator, state, data, room, item)
             upload = _upload(parts)
             accepted = item.valid & all_finite(upload) & all_finite(parts.personal)
             counts = accepted & (report.steps > 0)
-            weight = jnp.where(counts, aggregator.weigh(item.context(data, state, parts), report), 0.0)
+            weight = jnp.where(counts, aggregator.weigh(item.context(data, room, state, parts), report), 0.0)
             summand = guarded_lift(aggregator, weight, counts, download, upload)
             row = where(counts, parts.personal, item.row)
             return summand, Outcome(row, report, weight, item.valid & ~accepted, item.valid & (report.steps == 0))
@@ -163,12 +164,12 @@ def compose(
     def personalize(state: State, cohort: Cohort, key: Array | int) -> Any:
         chosen = executor or default_executor((state.shared, state.fresh))
         count = cohort.ids.shape[0]
-        items = _items(state, cohort, as_key(key), "personalize", padding(chosen, count))
+        items, room = _items(state, cohort, as_key(key), "personalize", padding(chosen, count)), _room(cohort)
 
         def one(common: tuple[State, Pool], item: _Item) -> tuple[tuple, Any]:
             state, data = common
             parts = Parts(aggregator.render(_server(state), item.id), item.row, state.frozen)
-            context = item.context(data, state, parts)
+            context = item.context(data, room, state, parts)
             if newcomer is not None:
                 parts = _if_unseen(newcomer, bound, parts, context)
             variables = bound.view("model").read(parts)
@@ -185,7 +186,7 @@ def compose(
     ) -> tuple[Leaves, Leaves, Leaves]:
         items = _items(state, _ordered(cohort), as_key(key), "train", 0)
         first = jax.tree.map(lambda x: x[0], items)
-        download, parts, _ = _visit(bound, update, aggregator, state, cohort.data, first)
+        download, parts, _ = _visit(bound, update, aggregator, state, cohort.data, _room(cohort), first)
         parts = parts._replace(personal=tamper(parts.personal))
         return download, _upload(parts), parts.personal
 
@@ -230,9 +231,9 @@ class _Item(NamedTuple):
     common: Array
     row: Leaves
 
-    def context(self, data: dict[str, Array], state: State, received: Parts) -> Context:
+    def context(self, data: Pool, room: np.ndarray | None, state: State, received: Parts) -> Context:
         unseen = self.id >= state.seen.shape[0]
-        return Context(data, self.start, self.size, self.key, self.common, unseen, state.round, received)
+        return Context(data, self.start, self.size, self.key, self.common, unseen, state.round, received, room)
 
 
 def _ordered(cohort: Cohort) -> Cohort:
@@ -253,17 +254,28 @@ def _items(state: State, cohort: Cohort, key: Array, purpose: str, extra: int) -
     return _Item(ids, pad(cohort.start, 0), size, valid, keys, common, rows)
 
 
+def _room(cohort: Cohort) -> np.ndarray | None:
+    # Only its length counts; a constant may be used wherever the clients run.
+    return None if cohort.room is None else np.zeros(cohort.room.shape, np.float32)
+
+
 def _server(state: State) -> Server:
     return Server(state.shared, state.opt, state.aux)
 
 
 def _visit(
-    layout: Layout, update: ClientUpdate, aggregator: Aggregator, state: State, data: dict[str, Array], item: _Item
+    layout: Layout,
+    update: ClientUpdate,
+    aggregator: Aggregator,
+    state: State,
+    data: Pool,
+    room: np.ndarray | None,
+    item: _Item,
 ) -> tuple[Leaves, Parts, Report]:
     """A client's round: what it receives, its parts afterwards (``shared`` is the upload), and its report."""
     download = aggregator.render(_server(state), item.id)
     received = Parts(download, item.row, state.frozen)
-    parts, report = update(layout, received, item.context(data, state, received))
+    parts, report = update(layout, received, item.context(data, room, state, received))
     return download, parts, report
 
 

@@ -16,6 +16,7 @@ import optax
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report
 from fedjax_pers.batches import loop
 from fedjax_pers.checks import number, positive_int, require
+from fedjax_pers.features import remembered
 from fedjax_pers.layouts import OWN, Layout, leaves_of, replace, trainable_leaves
 from fedjax_pers.objectives import Objective, task_loss
 from fedjax_pers.paths import Selector, SelectorLike, as_selector, everything, nothing
@@ -158,7 +159,13 @@ def descend(
     objective: Objective,
     **schedule: Any,
 ) -> tuple[Parts, Report]:
-    """Optimiser steps on the leaves in ``training``; ``schedule`` goes to :func:`fedjax_pers.batches.loop`."""
+    """Optimiser steps on the leaves in ``training``; ``schedule`` goes to :func:`fedjax_pers.batches.loop`.
+
+    Over several epochs, what the leaves that stay make of an example is computed once.
+    """
+    moving = moving_leaves(layout, parts, training)
+    if schedule.get("epochs") not in (None, 0, 1):
+        context, objective = remembered(layout, parts, context, moving, objective, schedule["batch_size"])
 
     def step(carry: Any, batch: Batch, key: Array, number: Array) -> Any:
         moving, opt, losses = carry
@@ -166,7 +173,7 @@ def descend(
         new, opt, loss = one_step(layout, now, context.received, training, tx, opt, objective, batch, key)
         return moving | new, opt, losses.plus(loss, batch)
 
-    start = (moving_leaves(layout, parts, training), tx.init(training), no_losses())
+    start = (moving, tx.init(training), no_losses())
     (moving, _, losses), steps = loop(step, start, context, **schedule)
     return replace(parts, moving), report_of(losses, steps, layout, parts)
 

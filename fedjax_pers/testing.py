@@ -85,6 +85,7 @@ class Subject:
             size=padded([self.sizes[c] for c in clients], 0, jnp.int32),
             valid=padded([True] * len(clients), False, bool),
             data={name: jnp.asarray(x) for name, x in data.items()},
+            room=jnp.zeros((max(self.sizes), 0)),
         )
 
     def start(self, seed: Any = 0) -> State:

@@ -215,6 +215,7 @@ class Federation:
             size=jnp.asarray(rows.sizes[index], jnp.int32),
             valid=jnp.ones(len(index), bool),
             data=self.pool(split),
+            room=jnp.zeros((int(rows.sizes.max()), 0)),
         )
 
     def _checked(self, ids: Iterable[int]) -> np.ndarray:

@@ -141,7 +141,9 @@ def mesh_of(devices: int) -> Mesh:
 
 
 def devices_of(executor: Executor) -> int:
-    """Devices that are used; ValueError where there are not so many."""
+    """Devices that are used; ValueError where there are not so many. Within one device (of a sweep) it is the one."""
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return 1
     there = jax.local_device_count()
     if executor.devices is None:
         return there

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from fedjax_pers.base import Array, Cohort, Metrics, State
 from fedjax_pers.compose import Algorithm
 from fedjax_pers.evaluation.evaluate import evaluate, evaluate_one
+from fedjax_pers.executors.lanes import CLIENTS, mesh_of
 from fedjax_pers.keys import round_key
 from fedjax_pers.once import traced
 from fedjax_pers.simulate.placement import everywhere, placed
@@ -30,11 +32,14 @@ class Pool(NamedTuple):
     size: Array
     tags: Array
     ids: Array
+    room: Array
 
     def cohort(self, index: Array) -> Cohort:
         """The cohort of the clients at these places."""
         valid = jnp.ones(index.shape, bool)
-        return Cohort(self.ids[index], self.tags[index], self.start[index], self.size[index], valid, self.data)
+        return Cohort(
+            self.ids[index], self.tags[index], self.start[index], self.size[index], valid, self.data, self.room
+        )
 
 
 class _Static(NamedTuple):
@@ -72,11 +77,14 @@ def start_program(static: _Static, num_clients: int) -> Callable:
 
 
 @functools.lru_cache(maxsize=64)
-def rounds_program(static: _Static, sampler: Sampler, block: int, devices: int) -> Callable:
-    """``program(floats, state, pool, key, count) -> (state, metrics [block, ...])``: ``count <= block`` rounds.
+def starts_program(static: _Static, num_clients: int) -> Callable:
+    """``program(floats [runs], keys [runs]) -> states [runs, ...]``: the first states of many runs."""
+    one = start_program(static, num_clients)
+    return jax.jit(lambda floats, keys: jax.lax.map(lambda run: one(*run), (floats, keys)))
 
-    State and pool lie on so many devices (:mod:`~fedjax_pers.simulate.placement`), before as after.
-    """
+
+def many_rounds(static: _Static, sampler: Sampler, block: int) -> Callable:
+    """``program(floats, state, pool, key, count) -> (state, metrics [block, ...])``: ``count <= block`` rounds."""
 
     def program(floats: dict[str, Array], state: State, pool: Pool, key: Array, count: Array) -> tuple[State, Metrics]:
         algorithm = static.algorithm(floats)
@@ -93,10 +101,48 @@ def rounds_program(static: _Static, sampler: Sampler, block: int, devices: int) 
             state, metrics = one(state)
             return index + 1, state, jax.tree.map(lambda h, m: h.at[index].set(m), history, metrics)
 
-        _, state, history = jax.lax.while_loop(lambda c: c[0] < count, body, (jnp.int32(0), state, history))
+        return jax.lax.while_loop(lambda c: c[0] < count, body, (jnp.int32(0), state, history))[1:]
+
+    return program
+
+
+@functools.lru_cache(maxsize=64)
+def rounds_program(static: _Static, sampler: Sampler, block: int, devices: int) -> Callable:
+    """The compiled :func:`many_rounds`.
+
+    State and pool lie on so many devices (:mod:`~fedjax_pers.simulate.placement`), before as after.
+    """
+    rounds = many_rounds(static, sampler, block)
+
+    def program(floats: dict[str, Array], state: State, pool: Pool, key: Array, count: Array) -> tuple[State, Metrics]:
+        state, history = rounds(floats, state, pool, key, count)
         return placed(state, devices), everywhere(history, devices)
 
     return jax.jit(program, donate_argnums=1)
+
+
+@functools.lru_cache(maxsize=64)
+def sweep_program(static: _Static, sampler: Sampler, block: int, devices: int) -> Callable:
+    """Rounds of many runs: floats, states and keys, and what comes out, have a leading axis ``[runs]``.
+
+    Runs are spread over devices, each of which runs a whole one at a time on a CPU, all of its own at once elsewhere.
+    """
+    rounds = many_rounds(static, sampler, block)
+
+    def on_one(states: State, floats: dict[str, Array], keys: Array, pool: Pool, count: Array) -> tuple[State, Metrics]:
+        def one(run: tuple[State, dict[str, Array], Array]) -> tuple[State, Metrics]:
+            state, floats, key = run
+            return rounds(floats, state, pool, key, count)
+
+        runs = (states, floats, keys)
+        return jax.lax.map(one, runs) if jax.default_backend() == "cpu" else jax.vmap(one)(runs)
+
+    if devices == 1:
+        return jax.jit(on_one, donate_argnums=0)
+    share, whole = PartitionSpec(CLIENTS), PartitionSpec()
+    specs = (share, share, share, whole, whole)
+    spread = jax.shard_map(on_one, mesh=mesh_of(devices), in_specs=specs, out_specs=share, check_vma=False)
+    return jax.jit(spread, donate_argnums=0)
 
 
 @functools.lru_cache(maxsize=64)

@@ -178,6 +178,7 @@ def pool_of(federation: Federation, split: str) -> Pool:
         size=jnp.asarray(part.sizes, jnp.int32),
         tags=jnp.asarray(federation.tags, jnp.uint32),
         ids=jnp.asarray(clients + federation.first_id, jnp.int32),
+        room=jnp.zeros((int(part.sizes.max()), 0)),
     )
 
 

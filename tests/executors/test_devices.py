@@ -17,6 +17,7 @@ from tests.executors import on_devices
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("fedavg", "ditto", "scaffold", "l2gd")
+OTHERS = tuple(sorted(set(fp.methods()) - set(METHODS)))
 
 
 def in_a_process(devices: int, *arguments: str) -> subprocess.CompletedProcess:
@@ -34,9 +35,26 @@ def spread(request, tmp_path_factory):
         return request.param, dict(found)
 
 
+@pytest.fixture(scope="module")
+def others_spread(tmp_path_factory):
+    file = tmp_path_factory.mktemp("devices") / "found.npz"
+    in_a_process(2, "-m", "tests.executors.on_devices", *OTHERS, str(file))
+    with np.load(file) as found:
+        return 2, dict(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_method_on_two_devices(others_spread, name):
+    check_same(*others_spread, name)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_several_devices_give_what_one_gives(spread, name):
-    devices, everything = spread
+    check_same(*spread, name)
+
+
+def check_same(devices, everything, name):
     found = {key.split("|")[1]: x for key, x in everything.items() if key.startswith(f"{name}|")}
     assert found.pop("devices") == devices
     assert found.pop("compiled again") == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jax.extend.core.primitives import conv_general_dilated_p
 
 from fedjax_pers.base import Array
 from fedjax_pers.executors.fast.rewriting import twin_of
+from fedjax_pers.once import unfused
 
 # A convolution whose outputs are sums of at most so many products is written out as multiplications and additions: 3 to
 # 10 times as fast as XLA's kernel up to 16 output channels, 4 times at 32. One with at most so many outputs a channel
@@ -40,7 +40,7 @@ def _convolution(lhs: Array, rhs: Array, **params: Any) -> Array:
     inputs = lhs.transpose(batch, *space, features)
     weights = rhs.transpose(*kernel, in_features, out_features)
     if few_products:
-        outputs = _unfused(functools.partial(_written_out, **params), inputs, weights)
+        outputs = unfused(functools.partial(_written_out, **params), inputs, weights)
     elif len(_windows(inputs, weights, **params)) * inputs.shape[0] <= FEW:
         # Positions are summed in the order in which they lie in memory, so that the larger operand is not copied.
         order = np.argsort((*kernel, in_features))
@@ -48,14 +48,6 @@ def _convolution(lhs: Array, rhs: Array, **params: Any) -> Array:
     else:
         outputs = _in_fast_layout(inputs, weights, **params)
     return outputs.transpose(np.argsort((out[0], *out[2:], out[1])))
-
-
-def _unfused(function: Callable[..., Array], *operands: Array) -> Array:
-    """``function(*operands)``, computed once. XLA would write cheap operations out again for each of their readers."""
-    shape = jax.eval_shape(function, *operands)
-    once = lax.optimization_barrier(jnp.int32(1))  # a number of turns that the compiler does not know
-    start = sum(lax.full_like(x, 0, shape.dtype, shape.shape) for x in operands)  # as sharded as the operands
-    return lax.fori_loop(0, once, lambda _, __: function(*operands), start)
 
 
 def _split(array: Array, axis: int, groups: int) -> Array:
