@@ -107,6 +107,7 @@ class Rounds:
         self.pool = everywhere(pool_of(data, "train"), devices)
         sampler = chosen_sampler(algorithm, data, point.cohort)
         self.program = rounds_program(static, sampler, BLOCK, devices)
+        self.draw = jax.jit(lambda number: sampler(self.key, number, point.clients))
 
     def seconds(self, count: int) -> float:
         """Seconds a round, in a block of so many."""
@@ -114,6 +115,12 @@ class Rounds:
         self.state, metrics = self.program(self.floats, self.state, self.pool, self.key, jnp.int32(count))
         jax.block_until_ready((self.state, metrics))
         return (time.perf_counter() - begun) / count
+
+    def draw_seconds(self) -> float:
+        """Seconds to choose a round's clients, alone and on one device."""
+        begun = time.perf_counter()
+        jax.block_until_ready(self.draw(1))
+        return time.perf_counter() - begun
 
 
 def megabytes(field: str) -> float:
@@ -131,6 +138,7 @@ def prepare(point: Point) -> dict[str, Any]:
     baseline = megabytes("VmRSS")
     rounds = _held["rounds"] = Rounds(point)
     rounds.seconds(1)
+    rounds.draw_seconds()
     _held["count"] = int(np.clip(SECONDS / rounds.seconds(1), 1, BLOCK))
     setup = megabytes("VmHWM")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
@@ -143,9 +151,9 @@ def prepare(point: Point) -> dict[str, Any]:
     }
 
 
-def timing() -> float:
-    """Seconds a round, once more."""
-    return _held["rounds"].seconds(_held["count"])
+def timing() -> tuple[float, float]:
+    """Seconds a round, and of choosing its clients, once more."""
+    return _held["rounds"].seconds(_held["count"]), _held["rounds"].draw_seconds()
 
 
 def afterwards() -> dict[str, Any]:
@@ -166,8 +174,9 @@ def measure(points: dict[int, Point]) -> list[dict[str, Any]]:
         for size, worker in workers.items():
             times[size].append(worker.submit(timing).result())
     for size, worker in workers.items():
-        spread = {"seconds": statistics.median(times[size]), "lowest": min(times[size]), "highest": max(times[size])}
-        found[size] |= spread | worker.submit(afterwards).result()
+        rounds, draws = zip(*times[size], strict=True)
+        found[size] |= {"seconds": statistics.median(rounds), "lowest": min(rounds), "highest": max(rounds)}
+        found[size] |= {"draw_seconds": statistics.median(draws)} | worker.submit(afterwards).result()
         worker.shutdown()
     return list(found.values())
 
