@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_pers as fp
-from benchmarks.growth_report import RESULTS, draw
+from benchmarks.growth_report import LARGEST, LARGEST_ON_ONE, RESULTS, draw
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.placement import devices_for, everywhere, placed
 from fedjax_pers.simulate.programs import rounds_program, split_floats
@@ -69,6 +69,8 @@ def width(parameters: int) -> int:
 CORES = len(os.sched_getaffinity(0))
 # 10^6 clients of 20 examples would be 5 GB of data; with 2 they are 0.5 GB.
 ROWS = Point(method="fedper", examples=2)
+# The head of 64-99-10 is 99 * 10 + 10 = 1,000 numbers that every client keeps: 4 GB of rows.
+LARGE = ROWS._replace(clients=10**6, hidden=(99,), examples=1)
 CURVES = {
     "clients a round": {n: Point(clients=10_000, cohort=n) for n in (10, 30, 100, 300, 1000, 3000, 10_000)},
     "clients in all": {n: ROWS._replace(clients=n) for n in (10**3, 10**4, 10**5, 3 * 10**5, 10**6)},
@@ -78,8 +80,8 @@ CURVES = {
     },
     "local steps": {n: Point(steps=n) for n in (1, 3, 10, 30, 100)},
     "devices": {n: Point(cohort=1000, devices=n) for n in sorted({2**i for i in range(8) if 2**i < CORES} | {CORES})},
-    # The head of 64-99-10 is 99 * 10 + 10 = 1,000 numbers that every client keeps: 4 GB of rows.
-    "10^6 clients x 1,000 personal parameters": {10**6: ROWS._replace(clients=10**6, hidden=(99,), examples=1)},
+    LARGEST: {10**6: LARGE},
+    LARGEST_ON_ONE: {10**6: LARGE._replace(devices=1)},
 }
 
 

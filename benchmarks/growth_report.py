@@ -30,7 +30,8 @@ AXES = {
     "devices": "devices (CPU cores)",
 }
 LARGEST = "10^6 clients x 1,000 personal parameters"
-"""A point of its own, which is drawn and told with the clients in all."""
+LARGEST_ON_ONE = f"{LARGEST}, one device"
+"""Points of their own, the first drawn with the clients in all."""
 
 Found = list[dict[str, Any]]
 
@@ -115,17 +116,21 @@ def section(everything: dict[str, Any]) -> str:
             f"{exponent(x, y, upper=True):.2f} ({exponent(x, y, upper=False):.2f}) | "
             f"{held[0]:,.0f} .. {held[-1]:,.0f} | {explanation(curve, points)} |"
         )
-    (largest,) = curves[LARGEST]
+    (largest,), (alone,) = curves[LARGEST], curves[LARGEST_ON_ONE]
     late = sum(point["compilations_after_first_round"] for points in curves.values() for point in points)
     lines += [
         "",
         f"10^6 clients that keep 1,000 parameters each ({largest['row_megabytes'] / 1e3:.1f} GB of rows), 100 a round: "
-        f"{largest['seconds'] * 1e3:.1f} ms a round; the process peaks at "
-        f"{largest['rounds_peak_megabytes'] / 1e3:.1f} GB in rounds, and at "
-        f"{largest['setup_peak_megabytes'] / 1e3:.1f} GB before them, while the state is laid out. "
+        f"{largest['seconds'] * 1e3:.1f} ms a round on all cores, {alone['seconds'] * 1e3:.1f} on one. The process peaks "
+        f"at {_gigabytes(largest, 'rounds')} in rounds ({_gigabytes(alone, 'rounds')} on one device), and before them, "
+        f"while the state is laid out, at {_gigabytes(largest, 'setup')} ({_gigabytes(alone, 'setup')}). "
         f"Programs compiled after the first round, all points together: {late}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _gigabytes(point: dict[str, Any], when: str) -> str:
+    return f"{point[f'{when}_peak_megabytes'] / 1e3:.1f} GB"
 
 
 def _panel(axes: Axes, label: str, title: str) -> None:
