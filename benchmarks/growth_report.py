@@ -122,8 +122,8 @@ def section(everything: dict[str, Any]) -> str:
         "",
         f"10^6 clients that keep 1,000 parameters each ({largest['row_megabytes'] / 1e3:.1f} GB of rows), 100 a round: "
         f"{largest['seconds'] * 1e3:.1f} ms a round on all cores, {alone['seconds'] * 1e3:.1f} on one. The process "
-        f"peaks at {_gigabytes(largest, 'rounds')} in rounds ({_gigabytes(alone, 'rounds')} on one device), and before them, "
-        f"while the state is laid out, at {_gigabytes(largest, 'setup')} ({_gigabytes(alone, 'setup')}). "
+        f"peaks at {_gigabytes(largest, 'rounds')} in rounds ({_gigabytes(alone, 'rounds')} on one device), and before "
+        f"them, while the state is laid out, at {_gigabytes(largest, 'setup')} ({_gigabytes(alone, 'setup')}). "
         f"Programs compiled after the first round, all points together: {late}.",
     ]
     return "\n".join(lines) + "\n"
