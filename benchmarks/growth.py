@@ -25,11 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_pers as fp
-from benchmarks.growth_report import LARGEST, LARGEST_ON_ONE, RESULTS, draw
+from benchmarks.growth_report import BATCHES, LARGEST, LARGEST_ON_ONE, NOT_DRAWN, RESULTS, draw
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.placement import devices_for, everywhere, placed
 from fedjax_pers.simulate.programs import rounds_program, split_floats
 from fedjax_pers.simulate.run import chosen_sampler, pool_of
+from fedjax_pers.simulate.sampling import Sampler
 
 REPEATS = 9
 SECONDS = 0.3
@@ -39,7 +40,7 @@ FEATURES, CLASSES = 64, 10
 
 
 class Point(NamedTuple):
-    """One size at which rounds are measured; the default is W0 of the specification, an MLP 64-32-10.
+    """One size at which rounds are measured; by default 100 of 1,000 clients of 20 examples and an MLP 64-32-10.
 
     Attributes:
       clients: in the federation.
@@ -47,8 +48,10 @@ class Point(NamedTuple):
       method: by name.
       hidden: widths of the MLP's hidden layers.
       examples: of each client.
-      steps: batches of 10 that a client trains on in a round. With fewer examples the batch is filled up with the same
-        ones at weight zero, so the work does not depend on the number of examples.
+      batch: examples a step. Where a client has fewer, the batch is filled up with the same ones at weight zero, so the
+        work does not depend on the number of examples.
+      steps: that a client takes in a round.
+      drawn: false takes clients at equal distances in place of a random draw, to tell what the draw costs.
       devices: in the process; ``None`` for one on each core.
     """
 
@@ -57,7 +60,9 @@ class Point(NamedTuple):
     method: str = "fedavg"
     hidden: tuple[int, ...] = (32,)
     examples: int = 20
+    batch: int = 10
     steps: int = 2
+    drawn: bool = True
     devices: int | None = None
 
 
@@ -71,15 +76,18 @@ CORES = len(os.sched_getaffinity(0))
 ROWS = Point(method="fedper", examples=2)
 # The head of 64-99-10 is 99 * 10 + 10 = 1,000 numbers that every client keeps: 4 GB of rows.
 LARGE = ROWS._replace(clients=10**6, hidden=(99,), examples=1)
+WIDE = Point(clients=100, cohort=10)
 CURVES = {
     "clients a round": {n: Point(clients=10_000, cohort=n) for n in (10, 30, 100, 300, 1000, 3000, 10_000)},
     "clients in all": {n: ROWS._replace(clients=n) for n in (10**3, 10**4, 10**5, 3 * 10**5, 10**6)},
     "parameters": {
-        n: Point(clients=100, cohort=10, hidden=(width(n),) * 2)
-        for n in (10**4, 3 * 10**4, 10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**7)
+        n: WIDE._replace(hidden=(width(n),) * 2) for n in (10**4, 3 * 10**4, 10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**7)
     },
     "local steps": {n: Point(steps=n) for n in (1, 3, 10, 30, 100)},
     "devices": {n: Point(cohort=1000, devices=n) for n in sorted({2**i for i in range(8) if 2**i < CORES} | {CORES})},
+    # Controls, which say what the bends of the curves above are.
+    NOT_DRAWN: {n: ROWS._replace(clients=n, drawn=False) for n in (10**3, 10**6)},
+    BATCHES: {n: WIDE._replace(hidden=(width(3 * 10**6),) * 2, examples=40, batch=n) for n in (10, 40)},
     LARGEST: {10**6: LARGE},
     LARGEST_ON_ONE: {10**6: LARGE._replace(devices=1)},
 }
@@ -93,6 +101,11 @@ def federation(point: Point) -> fp.Federation:
     return fp.data.from_rows({"train": table}, {"train": owners}, name="random", num_classes=CLASSES)
 
 
+def evenly(cohort: int) -> Sampler:
+    """A sampler that draws nothing: clients at equal distances, others in every round."""
+    return lambda key, round, clients: (jnp.arange(cohort) * (clients // cohort) + round) % clients
+
+
 class Rounds:
     """The program of a run with its state, in steady use."""
 
@@ -100,16 +113,15 @@ class Rounds:
         fp.use_cores(point.devices)
         data = federation(point)
         task = fp.tasks.from_model(data, "mlp", hidden=point.hidden)
-        algorithm = fp.method(point.method).make(task, batch_size=10, steps=point.steps)
+        algorithm = fp.method(point.method).make(task, batch_size=point.batch, steps=point.steps)
         self.state = fp.start(algorithm, data, 0)
         self.row_bytes = sum(x.nbytes for x in self.state.rows.values())
         self.parameters = sum(x.size for x in (self.state.shared | self.state.fresh).values())
         devices, (static, self.floats) = devices_for(algorithm, self.state), split_floats(algorithm)
         self.state, self.key = placed(self.state, devices), jax.random.key(0)
         self.pool = everywhere(pool_of(data, "train"), devices)
-        sampler = chosen_sampler(algorithm, data, point.cohort)
+        sampler = chosen_sampler(algorithm, data, point.cohort) if point.drawn else evenly(point.cohort)
         self.program = rounds_program(static, sampler, BLOCK, devices)
-        self.draw = jax.jit(lambda number: sampler(self.key, number, point.clients))
 
     def seconds(self, count: int) -> float:
         """Seconds a round, in a block of so many."""
@@ -117,12 +129,6 @@ class Rounds:
         self.state, metrics = self.program(self.floats, self.state, self.pool, self.key, jnp.int32(count))
         jax.block_until_ready((self.state, metrics))
         return (time.perf_counter() - begun) / count
-
-    def draw_seconds(self) -> float:
-        """Seconds to choose a round's clients, alone and on one device."""
-        begun = time.perf_counter()
-        jax.block_until_ready(self.draw(1))
-        return time.perf_counter() - begun
 
 
 def megabytes(field: str) -> float:
@@ -140,7 +146,6 @@ def prepare(point: Point) -> dict[str, Any]:
     baseline = megabytes("VmRSS")
     rounds = _held["rounds"] = Rounds(point)
     rounds.seconds(1)
-    rounds.draw_seconds()
     _held["count"] = int(np.clip(SECONDS / rounds.seconds(1), 1, BLOCK))
     setup = megabytes("VmHWM")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
@@ -153,9 +158,9 @@ def prepare(point: Point) -> dict[str, Any]:
     }
 
 
-def timing() -> tuple[float, float]:
-    """Seconds a round, and of choosing its clients, once more."""
-    return _held["rounds"].seconds(_held["count"]), _held["rounds"].draw_seconds()
+def timing() -> float:
+    """Seconds a round, once more."""
+    return _held["rounds"].seconds(_held["count"])
 
 
 def afterwards() -> dict[str, Any]:
@@ -176,9 +181,8 @@ def measure(points: dict[int, Point]) -> list[dict[str, Any]]:
         for size, worker in workers.items():
             times[size].append(worker.submit(timing).result())
     for size, worker in workers.items():
-        rounds, draws = zip(*times[size], strict=True)
-        found[size] |= {"seconds": statistics.median(rounds), "lowest": min(rounds), "highest": max(rounds)}
-        found[size] |= {"draw_seconds": statistics.median(draws)} | worker.submit(afterwards).result()
+        spread = {"seconds": statistics.median(times[size]), "lowest": min(times[size]), "highest": max(times[size])}
+        found[size] |= spread | worker.submit(afterwards).result()
         worker.shutdown()
     return list(found.values())
 
