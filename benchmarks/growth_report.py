@@ -85,7 +85,7 @@ def explanation(curve: str, curves: dict[str, Found]) -> str:
     if curve == "clients in all":
         few, many = column(curves[NOT_DRAWN], "seconds") * 1e3
         return (
-            f"drawing the clients: where they are not drawn but taken at equal distances, a round takes {few:.1f} ms with "
+            f"the draw: where clients are not drawn but taken at equal distances, a round takes {few:.1f} ms with "
             f"{x[0]:,.0f} clients and {many:.1f} ms with {x[-1]:,.0f}"
         )
     line = cost(x, y)
@@ -94,9 +94,8 @@ def explanation(curve: str, curves: dict[str, Found]) -> str:
         # Forward, and backward by weights and by inputs: 6 operations a weight and example; 20 examples, 10 clients.
         rates, batches = 6 * x * 20 * 10 / y / 1e9, column(curves[BATCHES], "seconds")
         text += (
-            f"; {rates[0]:.1f} GFLOP/s at first, {rates.max():.0f} at most, {rates[-1]:.0f} at last, where the weights "
-            f"themselves cost more than what is computed with them: at 3 x 10^6, batches of 40 in place of 10 take "
-            f"{batches[-1] / batches[0]:.2f} times as long"
+            f"; {rates[0]:.1f} GFLOP/s at first, {rates.max():.0f} at most, {rates[-1]:.0f} at last; at 3 x 10^6, "
+            f"batches of 40 in place of 10 take {batches[-1] / batches[0]:.2f} times as long (operations: 4)"
         )
     return text
 
