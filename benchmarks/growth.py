@@ -201,7 +201,8 @@ def main() -> None:
                 flush=True,
             )
         RESULTS.write_text(json.dumps(everything, indent=2) + "\n")
-    draw(everything)
+    if set(CURVES) <= set(everything["curves"]):
+        draw(everything)
 
 
 if __name__ == "__main__":
