@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-PROGRAMS = ("rounds", "lanes", "fc13_convolution_in_scan", "fc14_compilations_and_memory")
+PROGRAMS = ("rounds", "lanes", "fc13_convolution_in_scan", "fc14_compilations_and_memory", "growth")
 
 if __name__ == "__main__":
     for program in PROGRAMS:
