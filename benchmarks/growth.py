@@ -117,7 +117,7 @@ class Rounds:
         self.state = fp.start(algorithm, data, 0)
         self.row_bytes = sum(x.nbytes for x in self.state.rows.values())
         self.parameters = sum(x.size for x in (self.state.shared | self.state.fresh).values())
-        devices, (static, self.floats) = devices_for(algorithm, self.state), split_floats(algorithm)
+        devices, (static, self.floats) = devices_for(algorithm), split_floats(algorithm)
         self.state, self.key = placed(self.state, devices), jax.random.key(0)
         self.pool = everywhere(pool_of(data, "train"), devices)
         sampler = chosen_sampler(algorithm, data, point.cohort) if point.drawn else evenly(point.cohort)

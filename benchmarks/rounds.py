@@ -2,22 +2,21 @@
 
     python -m benchmarks.rounds [W0 W1 ...]
 
-A FedAvg round of the workloads W0 to W4, on all cores (``use_cores``), on one device, all clients at once, and one
-client after another without the rewriting of convolutions (what ``lax.scan`` over an ordinary client update does). The
-ways are interleaved and compared with each other: same result, and a loss that falls. Writes
-``benchmarks/results/rounds.json``.
+A round of the workloads W0 to W6, on all cores (``use_cores``), on one device, all clients at once, and one client
+after another without the rewriting of convolutions (what ``lax.scan`` over an ordinary client update does). W6 also
+with the body evaluated in every epoch. The ways are interleaved and compared with each other: same result, a loss that
+falls, no compilation after the first round. Writes ``benchmarks/results/rounds.json``.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,54 +24,56 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import fedjax_pers as fp
+from benchmarks.machine import RESULTS, machine
+from benchmarks.workloads import WORKLOADS, Workload, algorithm_of, federation, task_of
 from fedjax_pers.executors.default import default_executor
+from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.placement import everywhere, placed
 
-RESULTS = Path(__file__).parent / "results" / "rounds.json"
 REPEATS = 7
+USUAL = "all cores"
 
 
-class Workload(NamedTuple):
-    """A federation of random examples and a model."""
+class Way:
+    """A way of running a round, compiled, with a state to start from."""
 
-    sizes: np.ndarray
-    shape: tuple[int, ...]
-    classes: int
-    model: str
-    settings: dict[str, Any]
-    batch: int
+    def __init__(self, algorithm: fp.Algorithm, executor: fp.Executor, first: fp.State, cohort: fp.Cohort):
+        devices = jax.local_device_count() if executor.devices is None else executor.devices
+        self.arguments = placed(first, devices), everywhere(cohort, devices), jax.random.key(0)
+        self.algorithm = fp.with_executor(algorithm, executor)
+        self.step = jax.jit(self.algorithm.step)
+        self.first_call = seconds(self.run)
+        after, metrics = self.run()
+        before = compilations()
+        _, later = self.step(after, *self.arguments[1:])
+        self.compiled_later = compilations() - before
+        self.losses = float(jnp.nanmean(metrics.loss)), float(jnp.nanmean(later.loss))
+        self.result = jax.tree.map(np.asarray, (after.shared, after.rows))
+        self.times: list[float] = []
 
+    def run(self) -> Any:
+        """One round."""
+        return self.step(*self.arguments)
 
-UNEVEN = np.clip(np.random.default_rng(0).lognormal(np.log(60) - 0.5, 1, 100), 10, 600).astype(int)
-MLP = ((784,), 10, "mlp", {"hidden": (200, 200)}, 10)
-WORKLOADS = {
-    "W0": Workload(np.full(1000, 20), (64,), 10, "mlp", {"hidden": (32,)}, 10),
-    "W1": Workload(np.full(10, 100), (28, 28, 1), 62, "cnn", {}, 20),
-    "W2": Workload(np.full(100, 60), *MLP),
-    "W3": Workload(UNEVEN, *MLP),
-    "W4": Workload(np.full(10, 100), (32, 32, 3), 10, "resnet8", {}, 20),
-}
-
-
-def federation(workload: Workload) -> fp.Federation:
-    """Clients with random examples."""
-    rng = np.random.default_rng(0)
-    made = {}
-    for client, size in enumerate(workload.sizes):
-        x = rng.normal(size=(size, *workload.shape)).astype(np.float32)
-        made[client] = {"train": {"x": x, "y": rng.integers(0, workload.classes, size)}}
-    return fp.data.from_clients(made, name="random", num_classes=workload.classes)
+    def cached_call(self) -> float:
+        """Seconds of a first call whose compiled program lies on the disk."""
+        self.step = jax.jit(self.algorithm.step)
+        return seconds(self.run)
 
 
-def ways(algorithm: fp.Algorithm, state: fp.State) -> dict[str, fp.Executor]:
-    """Executors by name; the first is the default."""
-    usual = default_executor((state.shared, state.fresh))
-    return {
-        "all cores": usual,
+def ways(workload: Workload, algorithm: fp.Algorithm, first: fp.State, cohort: fp.Cohort) -> dict[str, Way]:
+    """By name; the first is the default."""
+    usual = default_executor((first.shared, first.fresh))
+    executors = {
+        USUAL: usual,
         "one device": usual._replace(devices=1),
         "vmap over all clients": fp.vectorised(),
         "plain scan": fp.Executor(1, "plain"),
     }
+    found = {name: Way(algorithm, executor, first, cohort) for name, executor in executors.items()}
+    if workload.method == "fedrep":
+        found["body in every epoch"] = Way(algorithm, usual, first, cohort._replace(room=None))
+    return found
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -94,13 +95,20 @@ def roof() -> Callable[[], float]:
     return lambda: 2 * 1536**3 * jax.local_device_count() / seconds(lambda: product(one))
 
 
-def operations(task: fp.Task, workload: Workload) -> float:
-    """Floating point operations of a round: those of one compiled gradient step, times the steps."""
+def operations(task: fp.Task, workload: Workload, algorithm: fp.Algorithm) -> float:
+    """Floating point operations of a round of FedAvg: those of a compiled gradient step, times the steps.
+
+    They are those that XLA counts: products of the padding around an image are not among them.
+    """
     batch = {name: jnp.zeros((workload.batch, *shape), dtype) for name, shape, dtype in task.example}
     batch["weight"] = jnp.ones(workload.batch)
-    variables = task.init(jax.random.key(0))
-    step = jax.jit(jax.grad(lambda v: task.loss(v, batch, jax.random.key(0))[0]))
-    cost = step.lower(variables).compile().cost_analysis()
+    parts = algorithm.layout.init(task.init(jax.random.key(0)))
+    view = algorithm.layout.view("model")
+
+    def loss(shared: Any) -> Any:
+        return task.loss(view.read(parts._replace(shared=shared)), batch, jax.random.key(0))[0]
+
+    cost = jax.jit(jax.grad(loss)).lower(parts.shared).compile().cost_analysis()
     return cost["flops"] * float(np.ceil(workload.sizes / workload.batch).sum())
 
 
@@ -108,62 +116,61 @@ def measure(name: str) -> dict[str, Any]:
     """Medians by way of running."""
     workload = WORKLOADS[name]
     data = federation(workload)
-    task = fp.tasks.from_model(data, workload.model, **workload.settings)
-    algorithm = fp.method("fedavg").make(task, batch_size=workload.batch)
-    first, key = fp.start(algorithm, data, 0), jax.random.key(0)
-    steps, found, shared, compiled = {}, {}, {}, {}
-    for way, executor in ways(algorithm, first).items():
-        devices = jax.local_device_count() if executor.devices is None else executor.devices
-        state, cohort = placed(first, devices), everywhere(data.cohort(), devices)
-        step = jax.jit(fp.with_executor(algorithm, executor).step)
-        begun = time.perf_counter()
-        after, metrics = jax.block_until_ready(step(state, cohort, key))
-        compiled[way] = time.perf_counter() - begun
-        _, later = step(after, cohort, key)
-        assert float(jnp.nanmean(later.loss)) < float(jnp.nanmean(metrics.loss)), f"{name}, {way}: the loss rises"
-        shared[way] = jax.tree.map(np.asarray, after.shared)
-        steps[way] = lambda step=step, state=state, cohort=cohort: step(state, cohort, key)
-    expected = shared["one device"]
-    apart = {way: max(float(np.abs(x[leaf] - expected[leaf]).max()) for leaf in expected) for way, x in shared.items()}
+    task = task_of(workload, data)
+    algorithm = algorithm_of(workload, task)
+    first = fp.start(algorithm, data, 0)
+    found = ways(workload, algorithm, first, data.cohort())
+    expected = found["one device"].result
     product, peaks = roof(), []
     for _ in range(REPEATS):
         peaks.append(product())
-        for way, step in steps.items():
-            found.setdefault(way, []).append(seconds(step))
-    peak, work = max(peaks), operations(task, workload)
-    return {
-        "roof_gflops": peak / 1e9,
-        "gflop_a_round": work / 1e9,
-        "ways": {
-            way: {
-                "seconds": statistics.median(times),
-                "lowest": min(times),
-                "highest": max(times),
-                "share_of_roof": work / statistics.median(times) / peak,
-                "first_call_seconds": compiled[way],
-                "largest_difference": apart[way],
-            }
-            for way, times in found.items()
-        },
-    }
+        for way in found.values():
+            way.times.append(seconds(way.run))
+    peak, work = statistics.median(peaks), operations(task, workload, algorithm)
+    rows = {}
+    for title, way in found.items():
+        assert way.losses[1] < way.losses[0], f"{name}, {title}: the loss rises, {way.losses}"
+        assert way.compiled_later == 0, f"{name}, {title}: the second round compiled {way.compiled_later} programs"
+        pairs = zip(jax.tree.leaves(way.result), jax.tree.leaves(expected), strict=True)
+        rows[title] = {
+            "seconds": statistics.median(way.times),
+            "lowest": min(way.times),
+            "highest": max(way.times),
+            "share_of_roof": work / statistics.median(way.times) / peak,
+            "first_call_seconds": way.first_call,
+            "largest_difference": max(float(np.abs(x - y).max()) for x, y in pairs),
+        }
+    jax.clear_caches()
+    rows[USUAL]["cached_first_call_seconds"] = found[USUAL].cached_call()
+    return {"roof_gflops": peak / 1e9, "gflop_a_round": work / 1e9, "ways": rows}
+
+
+def described(row: dict[str, float]) -> str:
+    """One way in a line."""
+    lowest, median, highest = (row[name] * 1e3 for name in ("lowest", "seconds", "highest"))
+    cached = row.get("cached_first_call_seconds", np.nan)
+    return (
+        f"{median:8.1f} ms ({lowest:.1f} .. {highest:.1f}), {row['share_of_roof']:.2f} of the roof, first call "
+        f"{row['first_call_seconds']:.1f} s ({cached:.1f} cached), differs by {row['largest_difference']:.0e}"
+    )
 
 
 def main() -> None:
     """Measures, prints, writes."""
     fp.use_cores()
-    found = {"jax": jax.__version__, "device": jax.devices()[0].device_kind, "cores": os.cpu_count(), "workloads": {}}
-    for name in sys.argv[1:] or WORKLOADS:
-        row = found["workloads"][name] = measure(name)
-        best = row["ways"]["all cores"]["seconds"]
-        print(f"{name}: roof {row['roof_gflops']:.0f} GFLOP/s, {row['gflop_a_round']:.2f} GFLOP a round", flush=True)
-        for way, one in row["ways"].items():
+    file = RESULTS / "rounds.json"
+    found = {"machine": machine(), "workloads": {}}
+    with tempfile.TemporaryDirectory() as cache:
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        for name in sys.argv[1:] or WORKLOADS:
+            row = found["workloads"][name] = measure(name)
             print(
-                f"  {way:22} {one['seconds'] * 1e3:8.1f} ms ({one['lowest'] * 1e3:.1f} .. {one['highest'] * 1e3:.1f}), "
-                f"{one['seconds'] / best:5.2f}x, {one['share_of_roof']:.2f} of the roof, first call "
-                f"{one['first_call_seconds']:.1f} s, differs by {one['largest_difference']:.1e}",
-                flush=True,
+                f"{name}: roof {row['roof_gflops']:.0f} GFLOP/s, {row['gflop_a_round']:.2f} GFLOP a round", flush=True
             )
-        RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+            for way, one in row["ways"].items():
+                print(f"  {way:22} {described(one)}", flush=True)
+            file.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

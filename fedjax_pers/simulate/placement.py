@@ -13,9 +13,9 @@ from fedjax_pers.executors.default import default_executor
 from fedjax_pers.executors.lanes import CLIENTS, devices_of, mesh_of
 
 
-def devices_for(algorithm: Algorithm, state: State) -> int:
+def devices_for(algorithm: Algorithm) -> int:
     """Devices on which the algorithm's rounds run."""
-    return devices_of(algorithm.executor or default_executor((state.shared, state.fresh)))
+    return devices_of(algorithm.executor or default_executor(()))
 
 
 def everywhere(tree: Any, devices: int) -> Any:
@@ -24,8 +24,12 @@ def everywhere(tree: Any, devices: int) -> Any:
 
 
 def placed(state: State, devices: int) -> State:
-    """The state on the devices. Rows are shared out where the number of clients divides."""
-    share = devices > 1 and state.seen.shape[0] % devices == 0
-    rows = NamedSharding(mesh_of(devices), PartitionSpec(CLIENTS)) if share else None
-    whole = everywhere(state._replace(rows={}), devices)
-    return whole._replace(rows=jax.device_put(state.rows, rows) if share else everywhere(state.rows, devices))
+    """The state on the devices; outside ``jit`` and within."""
+    return state if devices == 1 else jax.device_put(state, places(state, devices))
+
+
+def places(state: State, devices: int) -> State:
+    """Where each array of a state lies. Rows are shared out where the number of clients divides."""
+    whole, share = (NamedSharding(mesh_of(devices), PartitionSpec(*axes)) for axes in ((), (CLIENTS,)))
+    rows = share if state.seen.shape[0] % devices == 0 else whole
+    return jax.tree.map(lambda _: whole, state)._replace(rows=jax.tree.map(lambda _: rows, state.rows))

@@ -20,7 +20,7 @@ from fedjax_pers.evaluation.evaluate import evaluate, evaluate_one
 from fedjax_pers.executors.lanes import CLIENTS, mesh_of
 from fedjax_pers.keys import round_key
 from fedjax_pers.once import traced
-from fedjax_pers.simulate.placement import everywhere, placed
+from fedjax_pers.simulate.placement import everywhere, placed, places
 from fedjax_pers.simulate.sampling import Sampler
 
 
@@ -65,21 +65,31 @@ class _Named(tuple):
     """Names of float settings in place of their values, so that a recipe can be hashed."""
 
 
-@functools.lru_cache(maxsize=64)
-def start_program(static: _Static, num_clients: int) -> Callable:
+def first_state(static: _Static, num_clients: int) -> Callable:
     """``program(floats, key) -> state``: the first state of a run."""
 
     def program(floats: dict[str, Array], key: Array) -> State:
         algorithm = static.algorithm(floats)
         return algorithm.init(algorithm.task.init(round_key(key, "init", 0)), key, num_clients=num_clients)
 
-    return jax.jit(program)
+    return program
+
+
+@functools.lru_cache(maxsize=64)
+def start_program(static: _Static, num_clients: int, devices: int) -> Callable:
+    """The compiled :func:`first_state`. It is made where it will lie: rows may be too large to be moved."""
+    program = first_state(static, num_clients)
+    if devices == 1:
+        return jax.jit(program)
+    floats = dict.fromkeys(static.names, jax.ShapeDtypeStruct((), jnp.float32))
+    shapes = jax.eval_shape(lambda floats: program(floats, jax.random.key(0)), floats)
+    return jax.jit(program, out_shardings=places(shapes, devices))
 
 
 @functools.lru_cache(maxsize=64)
 def starts_program(static: _Static, num_clients: int) -> Callable:
     """``program(floats [runs], keys [runs]) -> states [runs, ...]``: the first states of many runs."""
-    one = start_program(static, num_clients)
+    one = first_state(static, num_clients)
     return jax.jit(lambda floats, keys: jax.lax.map(lambda run: one(*run), (floats, keys)))
 
 

@@ -80,7 +80,7 @@ def start(algorithm: Algorithm, federation: Federation, key: Array | int = 0) ->
     """
     check_federation(algorithm.task, federation)
     static, floats = split_floats(algorithm)
-    return start_program(static, federation.num_clients)(floats, as_key(key))
+    return start_program(static, federation.num_clients, devices_for(algorithm))(floats, as_key(key))
 
 
 def run(
@@ -137,7 +137,7 @@ def run(
         state.seen.shape[0] == federation.num_clients,
         f"state: it has rows for {state.seen.shape[0]} clients, the federation has {federation.num_clients}",
     )
-    devices, (static, floats) = devices_for(algorithm, state), split_floats(algorithm)
+    devices, (static, floats) = devices_for(algorithm), split_floats(algorithm)
     state, pool = placed(state, devices), everywhere(pool_of(federation, "train"), devices)
     costs = traffic(algorithm, state, pool)
     block = evaluate_every or 10
@@ -211,7 +211,7 @@ def evaluate_clients(
     group = min(group, count)
     index = np.minimum(np.arange(-(-count // group) * group), count - 1).reshape(-1, group)
     program = evaluation_program(static, group)
-    devices = devices_for(algorithm, state)
+    devices = devices_for(algorithm)
     train, judged = everywhere((pool_of(federation, "train"), pool_of(federation, split)), devices)
     if not adapt:  # without an example there is no step to take
         train = train._replace(size=jnp.zeros_like(train.size))
