@@ -2,7 +2,7 @@
 # make demo    a small comparison of methods, from a fresh checkout
 # make test    all tests; PYTEST_ARGS='-k fedper' for some of them
 # make lint    style and types
-# make bench   speed and memory
+# make bench   speed and memory; BENCH_PEERS=1 also of other simulators
 # make clean   removes what these made
 #
 # VENV, PYTHON and WORKERS (test processes) can be set: make test VENV=.venv-3.13 PYTHON=python3.13 WORKERS=1
