@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import fedjax_pers as fp
 from benchmarks.machine import RESULTS, machine
+from benchmarks.operations import operations
 from benchmarks.workloads import WORKLOADS, Workload, algorithm_of, federation, task_of
 from fedjax_pers.executors.default import default_executor
 from fedjax_pers.simulate.compilations import compilations
@@ -93,23 +94,6 @@ def roof() -> Callable[[], float]:
     )
     product(one)
     return lambda: 2 * 1536**3 * jax.local_device_count() / seconds(lambda: product(one))
-
-
-def operations(task: fp.Task, workload: Workload, algorithm: fp.Algorithm) -> float:
-    """Floating point operations of a round of FedAvg: those of a compiled gradient step, times the steps.
-
-    They are those that XLA counts: products of the padding around an image are not among them.
-    """
-    batch = {name: jnp.zeros((workload.batch, *shape), dtype) for name, shape, dtype in task.example}
-    batch["weight"] = jnp.ones(workload.batch)
-    parts = algorithm.layout.init(task.init(jax.random.key(0)))
-    view = algorithm.layout.view("model")
-
-    def loss(shared: Any) -> Any:
-        return task.loss(view.read(parts._replace(shared=shared)), batch, jax.random.key(0))[0]
-
-    cost = jax.jit(jax.grad(loss)).lower(parts.shared).compile().cost_analysis()
-    return cost["flops"] * float(np.ceil(workload.sizes / workload.batch).sum())
 
 
 def measure(name: str) -> dict[str, Any]:
