@@ -24,8 +24,13 @@ def everywhere(tree: Any, devices: int) -> Any:
 
 
 def placed(state: State, devices: int) -> State:
-    """The state on the devices; outside ``jit`` and within."""
-    return state if devices == 1 else jax.device_put(state, places(state, devices))
+    """The state on the devices; outside ``jit`` and, for several devices, within."""
+    return jax.tree.map(_on_one, state) if devices == 1 else jax.device_put(state, places(state, devices))
+
+
+def _on_one(array: jax.Array) -> jax.Array:
+    # What lies on several devices would be computed on each of them.
+    return array if len(array.devices()) == 1 else jax.device_put(array, jax.local_devices()[0])
 
 
 def places(state: State, devices: int) -> State:

@@ -123,6 +123,8 @@ def rounds_program(static: _Static, sampler: Sampler, block: int, devices: int) 
     State and pool lie on so many devices (:mod:`~fedjax_pers.simulate.placement`), before as after.
     """
     rounds = many_rounds(static, sampler, block)
+    if devices == 1:
+        return jax.jit(rounds, donate_argnums=1)
 
     def program(floats: dict[str, Array], state: State, pool: Pool, key: Array, count: Array) -> tuple[State, Metrics]:
         state, history = rounds(floats, state, pool, key, count)

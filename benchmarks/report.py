@@ -1,0 +1,197 @@
+"""Writes ``docs/benchmarks.md`` from the figures in ``benchmarks/results``: ``python -m benchmarks.report``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import growth_report
+from benchmarks.machine import RESULTS
+from benchmarks.workloads import TITLES
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+WORDS = Path(__file__).parent / "page.md"
+WAYS = ("all cores", "one device", "vmap over all clients", "plain scan", "body in every epoch")
+PEERS = {
+    ("torch_loop", "loop"): "PyTorch by hand, one process",
+    ("torch_loop", "processes"): "PyTorch by hand, a process a core",
+    ("torch_loop", "vmap"): "PyTorch, `torch.func.vmap`",
+    ("pfl_research", "one"): "pfl-research, one process",
+    ("pfl_research", "processes"): "pfl-research, a process a core",
+    ("fedjax", "jit"): "FedJAX, `jit`",
+    ("fedjax", "pmap"): "FedJAX, `pmap`",
+    ("blazefl", "threads"): "BlazeFL, threads",
+    ("blazefl", "serial"): "BlazeFL, serial",
+    ("flower", "strategy"): "Flower, its FedAvg on Ray",
+    ("flower", "grid"): "Flower, its Grid",
+    ("naive_jax", "scan"): "JAX without a framework, `scan`",
+    ("naive_jax", "vmap"): "JAX without a framework, `vmap`",
+    ("pfllib_fedrep", "fedrep"): "FedRep as PFLlib does it",
+}
+Row = dict[str, Any]
+
+
+def read(name: str) -> Any:
+    """The figures of a program."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]], left: int = 1) -> str:
+    """A table whose first columns are words, the others numbers."""
+    head = list(head)
+    lines = [head, ["---"] * left + ["---:"] * (len(head) - left), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def milliseconds(row: Row) -> str:
+    """Median, and lowest to highest."""
+    return f"{row['seconds'] * 1e3:,.0f} ({row['lowest'] * 1e3:,.0f} .. {row['highest'] * 1e3:,.0f})"
+
+
+def machine_line(found: Row) -> str:
+    """What all figures are of."""
+    had = found["machine"]
+    return f"{had['cores']} cores ({had['processor']}), Python {had['python']}, jax {had['jax']}, flax {had['flax']}"
+
+
+def rounds(found: Row) -> str:
+    """Milliseconds a round by way of running the clients."""
+    rows = []
+    for name, one in found["workloads"].items():
+        ways = one["ways"]
+        usual, others = ways["all cores"], [ways[way] for way in WAYS[1:4]]
+        first = f"{usual['first_call_seconds']:.1f} / {usual['cached_first_call_seconds']:.1f}"
+        medians = [f"{other['seconds'] * 1e3:,.0f}" for other in others]
+        # FedRep's round is more than the gradient steps that are counted.
+        share = "" if name == "W6" else f"{usual['share_of_roof']:.2f}"
+        rows.append([f"{name}: {TITLES[name]}", milliseconds(usual), share, *medians, first])
+    head = ["", "all cores", "share of the product", "one device", "`vmap` over all", "plain scan", "first call, s"]
+    return table(head, rows)
+
+
+def frozen(found: Row) -> str:
+    """W6 with and without stored features."""
+    ways = found["workloads"]["W6"]["ways"]
+    stored, again = ways["all cores"]["seconds"], ways["body in every epoch"]["seconds"]
+    body = found["workloads"]["W1"]["ways"]["all cores"]["seconds"]
+    head, every = stored - body, again - body
+    return (
+        f"A FedRep round takes {stored * 1e3:,.0f} ms, and {again * 1e3:,.0f} ms where the frozen body is evaluated in "
+        f"every epoch of the head ({again / stored:.1f} times). Less a round of W1, which is the body's epoch, "
+        f"{head * 1e3:,.0f} against {every * 1e3:,.0f} ms ({every / head:.1f} times)."
+    )
+
+
+def by_peer(runs: list[Row], workload: str) -> dict[tuple[str, str], Row]:
+    """Median, spread and memory of each peer that ran the workload; or its error."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for run in runs:
+        if run["workload"] == workload:
+            found.setdefault((run["peer"], run["variant"]), []).append(run)
+    rows = {}
+    for peer, repeats in found.items():
+        good = [run for run in repeats if "error" not in run]
+        times = [second for run in good for second in run["seconds"]]
+        if times:
+            spread = {"seconds": statistics.median(times), "lowest": min(times), "highest": max(times)}
+            rows[peer] = spread | {"peak_mb": max(run["peak_mb"] for run in good)}
+        else:
+            rows[peer] = {"error": repeats[0]["error"]}
+    return rows
+
+
+def peers(found: Row) -> str:
+    """Milliseconds a round, times this package's, and memory, of every peer and workload."""
+    workloads = list(dict.fromkeys(run["workload"] for run in found["runs"]))
+    columns = {workload: by_peer(found["runs"], workload) for workload in workloads}
+
+    def cell(workload: str, peer: tuple[str, str]) -> str:
+        own = next(row for (name, _), row in columns[workload].items() if name == "ours")
+        row = columns[workload].get(peer)
+        if row is None:
+            return ""
+        if "error" in row:
+            return "failed"
+        return f"{row['seconds'] * 1e3:,.0f} ({row['seconds'] / own['seconds']:.1f}x, {row['peak_mb']:,.0f})"
+
+    ours = ["**this package**"]
+    for workload in workloads:
+        own = next(row for (name, _), row in columns[workload].items() if name == "ours")
+        ours.append(f"**{milliseconds(own)}** {own['peak_mb']:,.0f}")
+    rows = [[title, *(cell(workload, peer) for workload in workloads)] for peer, title in PEERS.items()]
+    return table(["ms a round (times this package's, MB)", *workloads], [ours, *rows])
+
+
+def profile(found: Row) -> str:
+    """Shares of a round on one core by kind of operation."""
+    rows = []
+    for name, one in found["workloads"].items():
+        shares = [f"{share:.0%}" for share in one["shares"].values()]
+        rates = f"{one['gflops']:.0f} / {one['gflops_of_products']:.0f} / {one['roof_gflops']:.0f}"
+        rows.append([f"{name}", f"{one['seconds'] * 1e3:,.0f}", *shares, rates])
+    kinds = next(iter(found["workloads"].values()))["shares"]
+    return table(["one core", "ms", *kinds, "GFLOP/s: all / in products / large product"], rows)
+
+
+def sweeps(found: Row) -> str:
+    """W7."""
+    ways = found["ways"]
+    swept = ways["swept"]["seconds"]
+    rows = [
+        [name, f"{row['seconds']:.1f}", f"{row['seconds'] / swept:.1f}", f"{row.get('first', row['seconds']):.1f}"]
+        for name, row in ways.items()
+    ]
+    return table([f"{found['runs']} runs", "seconds", "times the sweep", "the first time"], rows)
+
+
+def lanes(found: Row) -> str:
+    """Rounds by number of lanes, times the best."""
+    tried = ("1", "2", "4", "8", "32")
+    rows = []
+    for name, row in found["workloads"].items():
+        best = min(row["seconds"].values())
+        cells = [f"{row['seconds'][n] / best:.2f}" if n in row["seconds"] else "" for n in tried]
+        last = max(row["seconds"], key=int)
+        rows.append(
+            [
+                f"{name}, {row['clients']} clients",
+                f"{row['model_bytes']:,}",
+                *cells,
+                f"{row['seconds'][last] / best:.2f}",
+            ]
+        )
+    return table(["", "bytes", *tried, "all of a device"], rows)
+
+
+def main() -> None:
+    """Writes the page."""
+    found = read("rounds")
+    parts = {
+        "machine": machine_line(found),
+        "roof": _range(one["roof_gflops"] for one in found["workloads"].values()),
+        "rounds": rounds(found),
+        "frozen": frozen(found),
+        "profile": profile(read("profile")),
+        "peers": peers(read("peers")),
+        "sweeps": sweeps(read("sweeps")),
+        "growth": growth_report.section(read("growth")),
+        "lanes": lanes(read("lanes")),
+    }
+    text = WORDS.read_text()
+    for name, part in parts.items():
+        assert f"{{{name}}}" in text, f"{WORDS}: there is no place for {name}"
+        text = text.replace(f"{{{name}}}", part)
+    PAGE.write_text(text)
+    print(f"wrote {PAGE}")
+
+
+def _range(values: Iterable[float]) -> str:
+    values = list(values)
+    return f"{min(values):.0f} to {max(values):.0f}"
+
+
+if __name__ == "__main__":
+    main()
