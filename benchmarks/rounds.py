@@ -65,7 +65,7 @@ class Way:
 
 def ways(workload: Workload, algorithm: fp.Algorithm, first: fp.State, cohort: fp.Cohort) -> dict[str, Way]:
     """By name; the first is the default."""
-    usual = default_executor((first.shared, first.fresh))
+    usual = default_executor((first.shared, first.fresh, first.frozen))
     executors = {
         USUAL: usual,
         "one device": usual._replace(devices=1),

@@ -132,7 +132,7 @@ def compose(
     def step(state: State, cohort: Cohort, key: Array | int) -> tuple[State, Metrics]:
         key, server = as_key(key), _server(state)
         cohort = _ordered(cohort)
-        chosen = executor or default_executor((state.shared, state.fresh))
+        chosen = executor or default_executor((state.shared, state.fresh, state.frozen))
         items, room = _items(state, cohort, key, "train", padding(chosen, cohort.ids.shape[0])), _room(cohort)
 
         def one(common: tuple[State, Pool], item: _Item) -> tuple[Any, Outcome]:
@@ -162,7 +162,7 @@ def compose(
         return new, _metrics(cohort, out, state.shared, after.shared)
 
     def personalize(state: State, cohort: Cohort, key: Array | int) -> Any:
-        chosen = executor or default_executor((state.shared, state.fresh))
+        chosen = executor or default_executor((state.shared, state.fresh, state.frozen))
         count = cohort.ids.shape[0]
         items, room = _items(state, cohort, as_key(key), "personalize", padding(chosen, count)), _room(cohort)
 

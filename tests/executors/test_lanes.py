@@ -227,7 +227,7 @@ def test_on_a_cpu_clients_with_convolutions_run_one_by_one():
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="on accelerators the whole cohort runs at once")
 @pytest.mark.parametrize(
     ("size", "lanes"),
-    [(0, 32), (4, 32), (64 * 1024, 32), (64 * 1024 + 4, 4), (1024 * 1024, 4), (1024 * 1024 + 4, 1), (10**9, 1)],
+    [(0, 32), (4, 32), (64 * 1024, 32), (64 * 1024 + 4, 1), (10**9, 1)],
 )
 def test_on_a_cpu_larger_models_get_fewer_lanes(size, lanes):
     shared, personal = (jax.ShapeDtypeStruct((n // 4,), jnp.float32) for n in (size - size // 8 * 4, size // 8 * 4))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
+import math
 from typing import Any
 
 import jax
@@ -41,7 +41,7 @@ def _convolution(lhs: Array, rhs: Array, **params: Any) -> Array:
     weights = rhs.transpose(*kernel, in_features, out_features)
     if few_products:
         outputs = unfused(functools.partial(_written_out, **params), inputs, weights)
-    elif len(_windows(inputs, weights, **params)) * inputs.shape[0] <= FEW:
+    elif inputs.shape[0] * math.prod(_places(inputs, weights, **params)) <= FEW:
         # Positions are summed in the order in which they lie in memory, so that the larger operand is not copied.
         order = np.argsort((*kernel, in_features))
         outputs = _as_product(inputs, weights, order, **params)
@@ -91,37 +91,28 @@ def _written_out(inputs: Array, weights: Array, **params: Any) -> Array:
     return total.reshape(*total.shape[:-2], -1).astype(result_dtype)
 
 
-def _windows(inputs: Array, weights: Array, **params: Any) -> list[tuple[int, ...]]:
-    """Where the kernel is laid on the padded inputs: the first index along each spatial dimension, for each output."""
+def _places(inputs: Array, weights: Array, **params: Any) -> tuple[int, ...]:
+    """Places of the output, along each spatial dimension."""
     padded = jax.eval_shape(functools.partial(_padded, **params), inputs).shape[1:-1]
     reach = [(size - 1) * step + 1 for size, step in zip(weights.shape, params["rhs_dilation"], strict=False)]
-    starts = [
-        range(0, size - length + 1, stride)
-        for size, length, stride in zip(padded, reach, params["window_strides"], strict=True)
-    ]
-    return list(itertools.product(*starts))
+    strides = params["window_strides"]
+    return tuple((size - length) // step + 1 for size, length, step in zip(padded, reach, strides, strict=True))
 
 
 def _as_product(inputs: Array, weights: Array, order: np.ndarray, **params: Any) -> Array:
     """Rows, one for each output of a channel, times columns, one for each channel; sums run over axes in ``order``."""
     dtype = jnp.promote_types(inputs.dtype, jnp.float32)
-    strides, dilations = params["window_strides"], params["rhs_dilation"]
-    padded, rows = _padded(inputs, **params), []
-    for starts in _windows(inputs, weights, **params):
-        ends = [
-            start + (size - 1) * step + 1 for start, size, step in zip(starts, weights.shape, dilations, strict=False)
-        ]
-        rows.append(lax.slice(padded, (0, *starts, 0), (len(padded), *ends, padded.shape[-1]), (1, *dilations, 1)))
-    sums = int(np.prod(weights.shape[:-1]))
-    rows = jnp.stack(rows, 1).transpose(0, 1, *(order + 2)).reshape(-1, sums)
+    dilations, sums = params["rhs_dilation"], math.prod(weights.shape[:-1])
+    places, padded, windows = _places(inputs, weights, **params), _padded(inputs, **params), []
+    for place in np.ndindex(places):
+        starts = [index * stride for index, stride in zip(place, params["window_strides"], strict=True)]
+        lengths = [(size - 1) * step + 1 for size, step in zip(weights.shape, dilations, strict=False)]
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        windows.append(lax.slice(padded, (0, *starts, 0), (len(padded), *ends, padded.shape[-1]), (1, *dilations, 1)))
+    rows = jnp.stack(windows, 1).transpose(0, 1, *(order + 2)).reshape(-1, sums)
     columns = weights.transpose(*order, len(order)).reshape(sums, -1)
     products = jnp.matmul(rows, columns, precision=params["precision"], preferred_element_type=dtype)
-    result_dtype = params["preferred_element_type"] or inputs.dtype
-    reach = [(size - 1) * step + 1 for size, step in zip(weights.shape, dilations, strict=False)]
-    space = [
-        (size - length) // stride + 1 for size, length, stride in zip(padded.shape[1:], reach, strides, strict=False)
-    ]
-    return products.reshape(-1, *space, products.shape[-1]).astype(result_dtype)
+    return products.reshape(-1, *places, products.shape[-1]).astype(params["preferred_element_type"] or inputs.dtype)
 
 
 twin_of(conv_general_dilated_p, _convolution, _is_covered)
