@@ -204,6 +204,7 @@ class Run(_Choices):
         from fedjax_pers.simulate.study import validate
 
         config = self.chosen(self.config)
+        _use_devices(config)
         folder = self.folder or Path("results") / f"{Path(config.data).name}-{config.method}-seed_{config.seed}"
         _run(validate(config), folder)
 
@@ -233,6 +234,7 @@ class Compare(_Choices):
         from fedjax_pers.simulate.compare import configs_of
 
         base = self.chosen(self.config)
+        _use_devices(base)
         by_method = {} if self.settings_file is None else _read_json(self.settings_file)
         folder = self.folder or Path("results") / f"compare-{Path(base.data).name}"
         compare_with_bars(configs_of(base, self.methods, by_method), self.seeds, folder)
@@ -256,9 +258,11 @@ class Resume:
         if (self.folder / compare.COMPARISON).exists():
             plan = _read_json(self.folder / compare.COMPARISON)
             configs = {name: Config.from_dict(each) for name, each in plan["configs"].items()}
+            _use_devices(next(iter(configs.values())))
             compare_with_bars(configs, plan["seeds"], self.folder)
         elif (self.folder / "config.json").exists():
             config = Config.from_dict(_read_json(self.folder / "config.json"))
+            _use_devices(config)
             _run(validate(config), self.folder)
         else:
             raise FileNotFoundError(f"{self.folder}: holds neither a run nor a comparison")
@@ -301,6 +305,15 @@ def compare_with_bars(configs: Mapping[str, Config], seeds: Iterable[int], folde
     rich.print(comparison.table())
     print(f"table, figures and all runs: {comparison.folder}")
     return comparison
+
+
+def _use_devices(config: Config) -> None:
+    """Makes the devices of a CPU that a run asks for, which must be before JAX starts."""
+    config.check()
+    if config.devices is not None:
+        from fedjax_pers.executors import use_cores
+
+        use_cores(config.devices)
 
 
 def _run(study: Study, folder: Path) -> None:

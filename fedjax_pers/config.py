@@ -37,7 +37,9 @@ class Config:
       split: the examples that clients are judged on: test, validation or train.
       unseen: share of the clients that never take part in training, and are judged as newcomers.
       warm_start: rounds of FedAvg that come first; their traffic counts.
-      lanes: clients that are trained side by side; chosen by device and model size by default.
+      lanes: clients that each device trains side by side; chosen by device and model size by default.
+      devices: devices that share the clients, on a CPU its cores; by default all that the process has, on a CPU one
+        unless fp.use_cores() was called. The same number gives the same bytes.
       checkpoint_every: blocks of rounds (at most ten rounds, or those between two evaluations) between checkpoints.
       stop_on_rejected: stop when a client's upload is not finite, rather than leave it out.
     """
@@ -56,6 +58,7 @@ class Config:
     unseen: float = 0.0
     warm_start: int = 0
     lanes: int | None = None
+    devices: int | None = None
     checkpoint_every: int = 1
     stop_on_rejected: bool = False
 
@@ -83,7 +86,7 @@ class Config:
             _need(name, isinstance(getattr(self, name), Mapping), getattr(self, name), "an object of names and values")
         for name, least in _LEAST.items():
             _whole(name, getattr(self, name), least)
-        for name in ("cohort_size", "lanes"):
+        for name in ("cohort_size", "lanes", "devices"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
         _need("seed", self.seed < 2**32, self.seed, "a whole number below 2^32")

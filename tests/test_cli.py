@@ -180,3 +180,11 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path):
     assert process.returncode == 130, said.decode()
     assert "interrupted; the same command goes on from the last checkpoint" in said.decode()
     assert "Traceback" not in said.decode()
+
+
+def test_devices_are_made_before_jax_starts(tmp_path):
+    command = [sys.executable, "-m", "fedjax_pers", "run", "--model", "linear", "--rounds", "2", "--devices", "2"]
+    for _ in range(2):  # the second finds a finished run
+        subprocess.run([*command, "--folder", str(tmp_path)], check=True, capture_output=True)
+    assert json.loads((tmp_path / "config.json").read_text())["devices"] == 2
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

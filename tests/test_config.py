@@ -68,6 +68,7 @@ def test_values_without_a_plain_form(settings, expected):
         ({"rounds": True}, "rounds: found True"),
         ({"cohort_size": 0}, "cohort_size: found 0"),
         ({"lanes": 0}, "lanes: found 0"),
+        ({"devices": 0}, "devices: found 0"),
         ({"seed": -1}, "seed: found -1"),
         ({"seed": 2**32}, "seed: found 4294967296"),
         ({"unseen": 1.0}, "unseen: found 1.0; allowed is a share"),

@@ -19,6 +19,8 @@ from fedjax_pers.compose import Algorithm, with_executor
 from fedjax_pers.config import Config, check_names
 from fedjax_pers.data import SPLITS, Federation
 from fedjax_pers.executors import Executor
+from fedjax_pers.executors.default import default_executor
+from fedjax_pers.executors.lanes import devices_of
 from fedjax_pers.parsing import parse
 from fedjax_pers.paths import Selector
 from fedjax_pers.report import files, results
@@ -207,8 +209,7 @@ def _task(config: Config, federation: Federation) -> Task:
 
 
 def _algorithm(config: Config, task: Task, name: str, settings: Mapping[str, Any]) -> Algorithm:
-    algorithm = method(name).make(task, **method_settings(name, settings))
-    return algorithm if config.lanes is None else with_executor(algorithm, Executor(config.lanes))
+    return _mapped(config, method(name).make(task, **method_settings(name, settings)))
 
 
 def _warm(config: Config, task: Task) -> Algorithm:
@@ -217,7 +218,19 @@ def _warm(config: Config, task: Task) -> Algorithm:
     shared = {name: value for name, value in settings.items() if name in method("fedavg").settings}
     algorithm = method("fedavg").make(task, **shared)
     require(algorithm.common is not None, f"warm_start: FedAvg with {shared} has no whole model to start from")
-    return algorithm if config.lanes is None else with_executor(algorithm, Executor(config.lanes))
+    return _mapped(config, algorithm)
+
+
+def _mapped(config: Config, algorithm: Algorithm) -> Algorithm:
+    """The algorithm with the lanes and devices that are asked for; what is not asked for is as by default."""
+    if config.lanes is None and config.devices is None:
+        return algorithm
+    key = jax.random.key(0)
+    state = jax.eval_shape(lambda: algorithm.init(algorithm.task.init(key), key, num_clients=1))
+    usual = default_executor((state.shared, state.fresh, state.frozen))
+    executor = Executor(usual.lanes if config.lanes is None else config.lanes, devices=config.devices)
+    devices_of(executor)  # more than there are, before any work
+    return with_executor(algorithm, executor)
 
 
 def method_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

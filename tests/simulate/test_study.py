@@ -267,10 +267,14 @@ def test_a_run_that_is_to_stop_at_a_rejected_upload_stops_every_time(odd_clients
         assert checkpoint.latest(tmp_path / "run" / "checkpoints") is None
 
 
-def test_lanes_map_the_clients_otherwise():
+def test_lanes_and_devices_map_the_clients_otherwise():
     config = Config(model="linear", lanes=1)
-    assert validate(config).algorithm.recipe.executor == Executor(1)
-    assert validate(replace(config, warm_start=1)).warm.recipe.executor == Executor(1)
+    assert validate(config).algorithm.recipe.executor == Executor(1, devices=None)
+    assert validate(replace(config, warm_start=1)).warm.recipe.executor == Executor(1, devices=None)
+    assert validate(replace(config, devices=1)).algorithm.recipe.executor == Executor(1, devices=1)
+    assert validate(Config(model="linear", devices=1)).algorithm.recipe.executor == Executor(32, devices=1)
+    with pytest.raises(ValueError, match=r"devices: found 64; this process has \d"):
+        validate(replace(config, devices=64))
 
 
 def test_studies_share_data_and_task_where_they_ask_for_the_same():
