@@ -166,6 +166,54 @@ def lanes(found: Row) -> str:
     return table(["", "bytes", *tried, "all of a device"], rows)
 
 
+def convolutions(found: Row) -> str:
+    """FC-13: ratios without and with max-pooling."""
+    rows = []
+    for title in ("10 steps of one client", "one step of 10 clients"):
+        without, pooled = (found[f"{title}, {how} max-pooling"] for how in ("without", "with"))
+        for way, row in list(without.items())[1:]:
+            rows.append([f"{title}: {way}", f"{row['ratio']:.2f}", f"{pooled[way]['ratio']:.2f}"])
+    return table(["", "without max-pooling", "with"], rows)
+
+
+# Shares of the large product, and times as fast as others, that a round is to reach.
+SHARES = {"W1": 0.75, "W2": 0.60, "W3": 0.55, "W4": 0.5, "W5": 0.7}
+FASTER = {
+    "W0": {"every other": 10},
+    "W1": {"torch_loop": 1.2, "fedjax": 1.8},
+    "W2": {"torch_loop": 3, "pfl_research": 4, "fedjax": 4, "flower": 35},
+    "W3": {"torch_loop": 2.7},
+    "W4": {"torch_loop": 1.5},
+    "W6": {"pfllib_fedrep": 3},
+}
+
+
+def targets(found: Row, others: Row) -> str:
+    """What was aimed at, and what came out."""
+    rows = []
+    for workload, aim in SHARES.items():
+        got = found["workloads"][workload]["ways"]["all cores"]["share_of_roof"]
+        rows.append([f"{workload}: share of the large product", f"{aim}", f"{got:.2f}", _met(got >= aim)])
+    for workload, aims in FASTER.items():
+        columns = by_peer(others["runs"], workload)
+        own = next((row for (name, _), row in columns.items() if name == "ours"), None)
+        for peer, aim in aims.items():
+            times = [
+                row["seconds"]
+                for (name, _), row in columns.items()
+                if "error" not in row
+                and (name == peer or (peer == "every other" and name not in ("ours", "naive_jax")))
+            ]
+            if own and times:
+                got = min(times) / own["seconds"]
+                rows.append([f"{workload}: times as fast as {peer}", f"{aim}", f"{got:.1f}", _met(got >= aim)])
+    return table(["aim", "at least", "measured", ""], rows)
+
+
+def _met(met: bool) -> str:
+    return "reached" if met else "not reached"
+
+
 def main() -> None:
     """Writes the page."""
     found = read("rounds")
@@ -176,6 +224,8 @@ def main() -> None:
         "frozen": frozen(found),
         "profile": profile(read("profile")),
         "peers": peers(read("peers")),
+        "targets": targets(found, read("peers")),
+        "convolutions": convolutions(read("fc13")),
         "sweeps": sweeps(read("sweeps")),
         "growth": growth_report.section(read("growth")),
         "lanes": lanes(read("lanes")),
