@@ -28,8 +28,9 @@ import fedjax_pers as fp
 from benchmarks.growth_report import BATCHES, LARGEST, LARGEST_ON_ONE, NOT_DRAWN, RESULTS, draw
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.placement import devices_for, everywhere, placed
+from fedjax_pers.simulate.pools import pool_of
 from fedjax_pers.simulate.programs import rounds_program, split_floats
-from fedjax_pers.simulate.run import chosen_sampler, pool_of
+from fedjax_pers.simulate.run import chosen_sampler
 from fedjax_pers.simulate.sampling import Sampler
 
 REPEATS = 9

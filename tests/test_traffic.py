@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 import fedjax_pers as fp
-from fedjax_pers.simulate.run import pool_of
+from fedjax_pers.simulate.pools import pool_of
 from fedjax_pers.traffic import megabytes
 from tests import toys
 

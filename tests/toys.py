@@ -12,8 +12,8 @@ import numpy as np
 
 import fedjax_pers as fp
 from fedjax_pers.base import Batch
+from fedjax_pers.simulate.pools import pool_of
 from fedjax_pers.simulate.records import Ledger
-from fedjax_pers.simulate.run import pool_of
 from fedjax_pers.testing import assert_bitwise
 
 TWO_QUADRATICS = {"a": [[0.0], [1.0]], "h": [[1.0], [4.0]]}

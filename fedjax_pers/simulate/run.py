@@ -17,7 +17,8 @@ from fedjax_pers.keys import as_key
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.matching import check_federation
 from fedjax_pers.simulate.placement import devices_for, everywhere, placed
-from fedjax_pers.simulate.programs import Pool, evaluation_program, rounds_program, split_floats, start_program
+from fedjax_pers.simulate.pools import evaluation_pools, pool_of_clients, training_pools
+from fedjax_pers.simulate.programs import evaluation_program, rounds_program, split_floats, start_program
 from fedjax_pers.simulate.sampling import Sampler, everyone, uniform
 from fedjax_pers.traffic import Traffic, traffic
 
@@ -96,6 +97,7 @@ def run(
     split: str = "test",
     stop_on_rejected: bool = False,
     on_block: Callable[[Block], None] | None = None,
+    data_on: str = "auto",
 ) -> tuple[State, History]:
     """Runs until ``rounds`` rounds are done; rounds are compiled and dispatched in blocks.
 
@@ -122,6 +124,8 @@ def run(
       split: the split to judge on.
       stop_on_rejected: raise :class:`RejectedUploads` when a client's upload is not finite (after the block).
       on_block: called after each block, for progress, results and checkpoints.
+      data_on: ``"device"`` keeps all examples there; ``"host"`` brings those of the next clients before each block of
+        rounds, with the same results; ``"auto"`` is the host where they take more than half of a device's memory.
     """
     key, before = as_key(key), compilations()
     positive_int("rounds", rounds)
@@ -138,15 +142,15 @@ def run(
         f"state: it has rows for {state.seen.shape[0]} clients, the federation has {federation.num_clients}",
     )
     devices, (static, floats) = devices_for(algorithm), split_floats(algorithm)
-    state, pool = placed(state, devices), everywhere(pool_of(federation, "train"), devices)
-    costs = traffic(algorithm, state, pool)
+    state, pool = placed(state, devices), training_pools(federation, sampler, key, data_on)
+    costs = traffic(algorithm, state, pool_of_clients(federation, "train", np.arange(1)))
     block = evaluate_every or 10
     program = rounds_program(static, sampler, block, devices)
     collected, evaluations = [], []
     for first, count, judge in blocks(int(state.round), rounds, block, evaluate_every):
-        state, metrics = program(floats, state, pool, key, jnp.int32(count))
+        state, metrics = program(floats, state, everywhere(pool(first, count), devices), key, jnp.int32(count))
         metrics = jax.tree.map(lambda x: np.asarray(x)[:count], metrics)  # noqa: B023 (used at once)
-        table = evaluate_clients(algorithm, state, federation, split, key) if judge else None
+        table = evaluate_clients(algorithm, state, federation, split, key, data_on=data_on) if judge else None
         collected.append(metrics)
         if table is not None:
             evaluations.append((first + count, table))
@@ -168,20 +172,6 @@ def blocks(done: int, rounds: int, block: int, evaluate_every: int | None) -> It
         done = end
 
 
-def pool_of(federation: Federation, split: str) -> Pool:
-    """A split on the device."""
-    part = federation.split(split)
-    clients = np.arange(federation.num_clients)
-    return Pool(
-        data=federation.pool(split),
-        start=jnp.asarray(part.offsets[:-1], jnp.int32),
-        size=jnp.asarray(part.sizes, jnp.int32),
-        tags=jnp.asarray(federation.tags, jnp.uint32),
-        ids=jnp.asarray(clients + federation.first_id, jnp.int32),
-        room=jnp.zeros((int(part.sizes.max()), 0)),
-    )
-
-
 def evaluate_clients(
     algorithm: Algorithm,
     state: State,
@@ -191,6 +181,7 @@ def evaluate_clients(
     *,
     adapt: bool = True,
     group: int = 32,
+    data_on: str = "auto",
 ) -> Table:
     """Judges every client of a federation: the clients in training, or ``federation.unseen``.
 
@@ -205,18 +196,21 @@ def evaluate_clients(
       key: the run's key.
       adapt: false judges clients as they are before they have adapted.
       group: models held at once.
+      data_on: as in :func:`run`.
     """
     static, floats = split_floats(algorithm)
     count = federation.num_clients
     group = min(group, count)
     index = np.minimum(np.arange(-(-count // group) * group), count - 1).reshape(-1, group)
     program = evaluation_program(static, group)
-    devices = devices_for(algorithm)
-    train, judged = everywhere((pool_of(federation, "train"), pool_of(federation, split)), devices)
-    if not adapt:  # without an example there is no step to take
-        train = train._replace(size=jnp.zeros_like(train.size))
-    tables = program(floats, placed(state, devices), train, judged, as_key(key), index)
-    own, common = jax.tree.map(lambda x: np.asarray(x).reshape(-1)[:count], tables)
+    devices, tables = devices_for(algorithm), []
+    state = placed(state, devices)
+    for some, train, judged in evaluation_pools(federation, split, index, data_on):
+        if not adapt:  # without an example there is no step to take
+            train = train._replace(size=jnp.zeros_like(train.size))
+        pools = everywhere((train, judged), devices)
+        tables.append(jax.tree.map(np.asarray, program(floats, state, *pools, as_key(key), some)))
+    own, common = jax.tree.map(lambda *parts: np.concatenate(parts).reshape(-1)[:count], *tables)
     examples = own.pop("examples")
     seen = np.asarray(state.seen) if federation.first_id == 0 else np.zeros(count, np.int32)
     return Table(federation.client_ids, examples, own, common, seen)

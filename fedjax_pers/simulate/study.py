@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from fedjax_pers import data
@@ -29,7 +30,8 @@ from fedjax_pers.simulate import checkpoint, records
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.interrupts import between_blocks
 from fedjax_pers.simulate.matching import check_federation
-from fedjax_pers.simulate.run import Block, chosen_sampler, evaluate_clients, pool_of, run, start
+from fedjax_pers.simulate.pools import pool_of_clients
+from fedjax_pers.simulate.run import Block, chosen_sampler, evaluate_clients, run, start
 from fedjax_pers.tasks import from_model
 from fedjax_pers.traffic import Traffic, traffic
 
@@ -346,7 +348,8 @@ def _run_phase(
 def costs_of(study: Study, algorithm: Algorithm | None = None) -> Traffic:
     """Bytes that a client sends and receives in a round of the study's method (or of its warm start)."""
     algorithm = algorithm or study.algorithm
-    return traffic(algorithm, state_shapes(algorithm, study.federation), pool_of(study.federation, "train"))
+    one = pool_of_clients(study.federation, "train", np.arange(1))
+    return traffic(algorithm, state_shapes(algorithm, study.federation), one)
 
 
 def state_shapes(algorithm: Algorithm, federation: Federation) -> State:

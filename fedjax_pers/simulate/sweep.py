@@ -19,8 +19,9 @@ from fedjax_pers.keys import as_key
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.matching import check_federation
 from fedjax_pers.simulate.placement import everywhere
+from fedjax_pers.simulate.pools import pool_of
 from fedjax_pers.simulate.programs import split_floats, starts_program, sweep_program
-from fedjax_pers.simulate.run import Table, blocks, chosen_sampler, evaluate_clients, pool_of
+from fedjax_pers.simulate.run import Table, blocks, chosen_sampler, evaluate_clients
 from fedjax_pers.simulate.sampling import Sampler
 from fedjax_pers.simulate.study import Study
 
