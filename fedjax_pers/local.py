@@ -164,7 +164,8 @@ def descend(
     Over several epochs, what the leaves that stay make of an example is computed once.
     """
     moving = moving_leaves(layout, parts, training)
-    if schedule.get("epochs") not in (None, 0, 1):
+    epochs = schedule.get("epochs")
+    if epochs is not None and (isinstance(epochs, jax.core.Tracer) or epochs > 1):
         context, objective = remembered(layout, parts, context, moving, objective, schedule["batch_size"])
 
     def step(carry: Any, batch: Batch, key: Array, number: Array) -> Any:

@@ -159,7 +159,7 @@ def test_clients_of_any_size_share_one_program():
 def test_an_order_is_computed_apart_from_what_reads_it():
     # Else jaxlib 0.12 takes minutes to compile a loop whose body reads one field only, as reestimate() does.
     program = jax.make_jaxpr(lambda step: stream(context(0, 7), "batches", batch_size=2).batch(step)["x"])(jnp.int32(0))
-    assert "optimization_barrier" in [equation.primitive.name for equation in program.eqns]
+    assert "optimization_barrier" in str(program)
 
 
 def test_a_sweep_visits_every_example_once_in_its_own_order():
