@@ -14,8 +14,9 @@ from fedjax_pers.layouts import Layout, leaves_of, replace
 from fedjax_pers.objectives import Objective
 from fedjax_pers.per_example import split
 
-MOST_BYTES = 32 * 2**20
-"""Features of one client that are stored; with more, they are computed again in every epoch."""
+MOST_BYTES = 8 * 2**20
+"""Features of one client that are stored; with more, they are computed again in every epoch. (Clients side by side each
+have theirs.)"""
 
 
 def remembered(
@@ -38,11 +39,15 @@ def remembered(
     if context.room is None:
         return context, objective
 
-    def loss(moving: Leaves, batch: Batch, key: Array) -> tuple[Array, Leaves]:
-        return objective(layout, replace(parts, moving), context.received, batch, key)
+    # A row's weight is no property of the example: the rows that fill up a short batch have none.
+    def loss(changing: tuple[Leaves, Array], examples: Batch, key: Array) -> tuple[Array, Leaves]:
+        moving, weight = changing
+        return objective(layout, replace(parts, moving), context.received, {**examples, "weight": weight}, key)
 
     key = jax.ShapeDtypeStruct(context.key.shape, context.key.dtype)
-    found = split(loss, moving, batch_shapes(context, batch_size), key)
+    examples = batch_shapes(context, batch_size)
+    weight = examples.pop("weight")
+    found = split(loss, (moving, weight), examples, key)
     room = -(-context.room.shape[0] // batch_size) * batch_size
     if found is None or room * sum(_row_bytes(x) for x in found.shapes) > MOST_BYTES:
         return context, objective
@@ -50,7 +55,7 @@ def remembered(
 
     def store(carry: tuple[Array, list[Array]], batch: Batch) -> tuple[Array, list[Array]]:
         place, stored = carry
-        rows = found.features(batch)
+        rows = found.features({name: batch[name] for name in examples})
         stored = [jax.lax.dynamic_update_slice_in_dim(x, row, place, 0) for x, row in zip(stored, rows, strict=True)]
         return place + batch_size, stored
 
@@ -59,9 +64,8 @@ def remembered(
 
     def from_features(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
         now = leaves_of(parts)
-        rows = [batch[name] for name in names]
-        rest = {name: x for name, x in batch.items() if name not in names}
-        return found.rest({name: now[name] for name in moving}, rest, key, rows)
+        changing = {name: now[name] for name in moving}, batch["weight"]
+        return found.rest(changing, {name: batch[name] for name in examples}, key, [batch[name] for name in names])
 
     return context._replace(features=dict(zip(names, stored, strict=True))), from_features
 

@@ -165,6 +165,25 @@ def test_methods_give_the_same_with_stored_features(method: str, settings: dict[
     )
 
 
+@pytest.mark.parametrize("by_weight", [False, True])
+def test_the_weight_of_a_row_is_no_property_of_its_example(by_weight: bool) -> None:
+    """The rows that fill up a short batch are examples again, of weight zero."""
+    federation = fp.data.load("vowel_speakers")
+    task = fp.tasks.from_model(federation, "linear")
+    layout, cohort, key = fp.by_role()(task), federation.cohort([0]), jax.random.key(0)
+    parts = layout.init(task.init(key))
+
+    def objective(layout: Any, parts: Any, received: Any, batch: Any, key: Any) -> Any:
+        x = batch["x"] * (batch["weight"][:, None] if by_weight else 1)
+        return (x @ jnp.ones((x.shape[1], 3))).sum() * parts.shared["params/head/bias"].sum(), {}
+
+    zero = jnp.int32(0)
+    context = fp.Context(cohort.data, zero, cohort.size[0], key, key, zero > 0, zero, parts, cohort.room)
+    moving = {"params/head/bias": parts.shared["params/head/bias"]}
+    after, _ = features.remembered(layout, parts, context, moving, objective, batch_size=4)
+    assert (after.features is None) == by_weight
+
+
 def test_the_body_is_evaluated_once_an_example_and_not_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the head's phase no product with the body's kernel remains; where features are too many, it does."""
     federation = fp.data.load("vowel_speakers")
