@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from fedjax_pers.aggregators import Aggregator, Server, mean
-from fedjax_pers.aggregators.base import guarded_lift
+from fedjax_pers.aggregators.base import finished, taken
 from fedjax_pers.base import Array, Cohort, Context, Leaves, Metrics, Parts, Report, State, Task
 from fedjax_pers.executors import Executor
 from fedjax_pers.executors.default import default_executor, overridden
@@ -81,6 +81,7 @@ class Outcome(NamedTuple):
     weight: Array
     rejected: Array
     empty: Array
+    kept: Any
 
 
 def compose(
@@ -142,14 +143,14 @@ def compose(
             accepted = item.valid & all_finite(upload) & all_finite(parts.personal)
             counts = accepted & (report.steps > 0)
             weight = jnp.where(counts, aggregator.weigh(item.context(data, room, state, parts), report), 0.0)
-            summand = guarded_lift(aggregator, weight, counts, download, upload)
+            summand, kept = taken(aggregator, weight, counts, download, upload)
             row = where(counts, parts.personal, item.row)
-            return summand, Outcome(row, report, weight, item.valid & ~accepted, item.valid & (report.steps == 0))
+            return summand, Outcome(row, report, weight, item.valid & ~accepted, item.valid & (report.steps == 0), kept)
 
         total, out = map_reduce(chosen, one, (state._replace(rows={}), cohort.data), items, items.size)
         out = jax.tree.map(lambda x: x[: cohort.ids.shape[0]], out)
         trainable = bound.trainable & frozenset(state.shared)
-        after = aggregator.finish(server, total, trainable)
+        after = finished(aggregator, server, total, out.kept, out.weight, trainable)
         took_part = cohort.valid & ~out.rejected & ~out.empty
         new = state._replace(
             shared=after.shared,

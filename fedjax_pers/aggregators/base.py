@@ -31,6 +31,8 @@ class Aggregator(NamedTuple):
       weigh: ``weigh(context, report) -> scalar``, how much a client counts; not normalised.
       lift: ``lift(weight, download, upload) -> summand``; summands of the cohort are added in ascending order of id.
       finish: ``finish(server, total, trainable) -> Server``; must leave the server as it was when nothing was received.
+      collect: ``collect(download, upload) -> kept``, for aggregators that must see all clients at once (a median); where
+        it is given, ``total`` is :class:`Collected`. Without it no array ``[clients, parameters]`` is ever made.
     """
 
     init: Callable[[Leaves, frozenset[str], int], Server]
@@ -38,6 +40,21 @@ class Aggregator(NamedTuple):
     weigh: Callable[[Context, Report], Array]
     lift: Callable[[Array, Leaves, Leaves], Any]
     finish: Callable[[Server, Any, frozenset[str]], Server]
+    collect: Callable[[Leaves, Leaves], Any] | None = None
+
+
+class Collected(NamedTuple):
+    """What an aggregator that collects is given at the end.
+
+    Attributes:
+      total: the sum of the summands.
+      each: what was collected of each client, ``[clients, ...]`` in ascending order of id.
+      weight: ``[clients]``; 0 for padding and for those that were left out.
+    """
+
+    total: Any
+    each: Any
+    weight: Array
 
 
 def copy_to_all(server: Server, client_id: Array) -> Leaves:
@@ -45,10 +62,23 @@ def copy_to_all(server: Server, client_id: Array) -> Leaves:
     return server.shared
 
 
-def guarded_lift(aggregator: Aggregator, weight: Array, accepted: Array, download: Leaves, upload: Leaves) -> Any:
-    """The summand of a client, or exactly zero where it is not accepted: select first, then scale (0 * NaN is NaN)."""
+def taken(aggregator: Aggregator, weight: Array, accepted: Array, download: Leaves, upload: Leaves) -> tuple[Any, Any]:
+    """The summand of a client and what is collected of it.
+
+    Where it is not accepted the summand is exactly zero, and what is collected that of an upload that changes nothing:
+    select first, then scale (0 * NaN is NaN).
+    """
     upload = jax.tree.map(lambda up, down: jnp.where(accepted, up, down), upload, download)
-    return aggregator.lift(jnp.where(accepted, weight, 0.0), download, upload)
+    kept = None if aggregator.collect is None else aggregator.collect(download, upload)
+    return aggregator.lift(jnp.where(accepted, weight, 0.0), download, upload), kept
+
+
+def finished(
+    aggregator: Aggregator, server: Server, total: Any, each: Any, weight: Array, trainable: frozenset[str]
+) -> Server:
+    """The server after all clients."""
+    received = total if aggregator.collect is None else Collected(total, each, weight)
+    return aggregator.finish(server, received, trainable)
 
 
 def aggregate(
@@ -81,18 +111,18 @@ def aggregate(
     ids = jnp.arange(weights.shape[0])
     accepted = jax.vmap(all_finite)(uploads) if uploads else jnp.ones(ids.shape, bool)
 
-    def add(total: Any, item: tuple[Any, Array, Array, Array]) -> tuple[Any, None]:
+    def add(total: Any, item: tuple[Any, Array, Array, Array]) -> tuple[Any, Any]:
         upload, weight, ok, client_id = item
-        download = aggregator.render(server, client_id)
-        return jax.tree.map(jnp.add, total, guarded_lift(aggregator, weight, ok, download, upload)), None
+        summand, kept = taken(aggregator, weight, ok, aggregator.render(server, client_id), upload)
+        return jax.tree.map(jnp.add, total, summand), kept
 
     first = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), uploads)
     shape = jax.eval_shape(lambda u: aggregator.lift(jnp.float32(0), aggregator.render(server, jnp.int32(0)), u), first)
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
-    total, _ = jax.lax.scan(add, zero, (uploads, weights, accepted, ids))
-    received = jnp.sum(jnp.where(accepted, weights, 0.0)) > 0
-    info = {"rejected": ~accepted, "skipped": ~received}
-    return aggregator.finish(server, total, trainable), info
+    total, each = jax.lax.scan(add, zero, (uploads, weights, accepted, ids))
+    counted = jnp.where(accepted, weights, 0.0)
+    info = {"rejected": ~accepted, "skipped": ~(counted.sum() > 0)}
+    return finished(aggregator, server, total, each, counted, trainable), info
 
 
 def _check(server: Server, uploads: Leaves, weights: Any, trainable: frozenset[str]) -> None:

@@ -1,0 +1,212 @@
+"""Aggregators that a minority of bad uploads cannot move far.
+
+They see all uploads at once, so memory holds ``[clients, parameters]``, and secure aggregation is out of the question.
+Uploads that are not finite are left out before, as everywhere; what is left out does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pers.aggregators.base import Aggregator, Collected, Server, copy_to_all
+from fedjax_pers.aggregators.mean import Weights, apply_mean, client_weight, mean, weighted_difference
+from fedjax_pers.base import Array, Leaves
+from fedjax_pers.checks import number, positive_int, require, whole_number
+
+Rule = Callable[[Leaves, Array], Leaves]
+"""``rule(differences [clients, ...], weight [clients]) -> difference``; weight 0 is a client that is not there."""
+
+
+def by_rule(
+    rule: Rule, optimizer: optax.GradientTransformation | None = None, *, weights: Weights = "uniform"
+) -> Aggregator:
+    """``w + server_step(rule(w_1 - w, ..., w_m - w))``: an aggregator from a rule on stacked differences.
+
+    Example:
+      >>> largest = by_rule(lambda each, weight: jax.tree.map(lambda x: x.max(0), each))
+
+    Args:
+      rule: a pure function of differences ``[clients, ...]`` and weights ``[clients]``.
+      optimizer: as in :func:`~fedjax_pers.aggregators.mean`.
+      weights: what the rule is given: 1 for every client, or its examples.
+    """
+    optimizer = optax.sgd(1.0) if optimizer is None else optimizer
+
+    def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
+        return Server(shared, optimizer.init({name: x for name, x in shared.items() if name in trainable}), ())
+
+    def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
+        there = received.weight.sum() > 0
+        # Without anybody a rule may divide by zero; nothing of that is kept.
+        moved = apply_mean(server, rule(received.each, received.weight), optimizer, trainable)
+        return jax.tree.map(lambda new, old: jnp.where(there, new, old), moved, server)
+
+    return Aggregator(
+        init,
+        copy_to_all,
+        client_weight(weights),
+        lambda weight, download, upload: (),
+        finish,
+        lambda download, upload: weighted_difference(jnp.float32(1), download, upload),
+    )
+
+
+def _sorted(x: Array, weight: Array) -> Array:
+    """Along clients; those that are not there last."""
+    there = (weight > 0).reshape(-1, *[1] * (x.ndim - 1))
+    return jnp.sort(jnp.where(there, x, jnp.inf), axis=0)
+
+
+def median(optimizer: optax.GradientTransformation | None = None) -> Aggregator:
+    """The median of each coordinate of the differences; of an even number, the mean of the middle two.
+
+    Args:
+      optimizer: as in :func:`~fedjax_pers.aggregators.mean`.
+
+    Source: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+    Rates", ICML 2018.
+    """
+
+    def rule(each: Leaves, weight: Array) -> Leaves:
+        count = (weight > 0).sum()
+
+        def middle(x: Array) -> Array:
+            ordered = _sorted(x, weight)
+            return (ordered[jnp.maximum(count - 1, 0) // 2] + ordered[count // 2]) / 2
+
+        return jax.tree.map(middle, each)
+
+    return by_rule(rule, optimizer)
+
+
+def trimmed_mean(share: float = 0.1, optimizer: optax.GradientTransformation | None = None) -> Aggregator:
+    """The mean of each coordinate without the ``floor(share * m)`` smallest and as many of the largest.
+
+    Args:
+      share: cut at each end; at least 0 and below 1/2.
+      optimizer: as in :func:`~fedjax_pers.aggregators.mean`.
+
+    Source: Yin et al., ICML 2018.
+    """
+    number("share", share, low=0)
+    require(share < 0.5, f"share: found {share}; allowed is below 0.5, of which something is left")
+
+    def rule(each: Leaves, weight: Array) -> Leaves:
+        count = (weight > 0).sum()
+        cut = jnp.floor(share * count).astype(jnp.int32)
+        rank = jnp.arange(weight.shape[0])
+        kept = (rank >= cut) & (rank < count - cut)
+
+        def inner(x: Array) -> Array:
+            chosen = jnp.where(kept.reshape(-1, *[1] * (x.ndim - 1)), _sorted(x, weight), 0)
+            return chosen.sum(0) / jnp.maximum(kept.sum(), 1)
+
+        return jax.tree.map(inner, each)
+
+    return by_rule(rule, optimizer)
+
+
+def squared_distances(each: Leaves) -> Array:
+    """``[clients, clients]`` between stacked trees: one product of matrices a leaf."""
+    total: Any = 0
+    for name in sorted(each):
+        flat = each[name].reshape(each[name].shape[0], -1)
+        squares = jnp.square(flat).sum(1)
+        total += squares[:, None] + squares[None] - 2 * jnp.matmul(flat, flat.T, precision="highest")
+    return jnp.maximum(total, 0)
+
+
+def krum(byzantine: int, chosen: int = 1, optimizer: optax.GradientTransformation | None = None) -> Aggregator:
+    """The mean of the ``chosen`` uploads with the least sum of squared distances to their ``m - byzantine - 2`` nearest.
+
+    Args:
+      byzantine: bad uploads that are expected.
+      chosen: 1 is Krum, more is Multi-Krum.
+      optimizer: as in :func:`~fedjax_pers.aggregators.mean`.
+
+    Source: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
+    Descent", NeurIPS 2017.
+    """
+    whole_number("byzantine", byzantine)
+    positive_int("chosen", chosen)
+
+    def rule(each: Leaves, weight: Array) -> Leaves:
+        there = weight > 0
+        count = there.sum()
+        pairs = there[:, None] & there[None] & ~jnp.eye(weight.shape[0], dtype=bool)
+        ordered = jnp.sort(jnp.where(pairs, squared_distances(each), jnp.inf), axis=1)
+        near = jnp.arange(weight.shape[0]) < jnp.maximum(count - byzantine - 2, 1)
+        score = jnp.where(near & jnp.isfinite(ordered), ordered, 0).sum(1)
+        rank = jnp.argsort(jnp.argsort(jnp.where(there, score, jnp.inf), stable=True))
+        best = ((rank < chosen) & there).astype(jnp.float32)
+        return jax.tree.map(lambda x: jnp.tensordot(best / jnp.maximum(best.sum(), 1), x, 1), each)
+
+    return by_rule(rule, optimizer)
+
+
+def geometric_median(
+    steps: int = 8,
+    smoothing: float = 1e-6,
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    weights: Weights = "examples",
+) -> Aggregator:
+    """The point with the least weighted sum of distances to the differences, by smoothed Weiszfeld steps.
+
+    ``z <- sum_i b_i x_i / sum_i b_i`` with ``b_i = p_i / max(smoothing, |z - x_i|)``, from the weighted mean.
+
+    Args:
+      steps: of Weiszfeld's iteration.
+      smoothing: the least distance that counts.
+      optimizer: as in :func:`~fedjax_pers.aggregators.mean`.
+      weights: ``p_i``, by examples or uniform.
+
+    Source: Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning", IEEE TSP 2022 (3 to 5 steps).
+    """
+    positive_int("steps", steps)
+    require(smoothing > 0, f"smoothing: found {smoothing}; allowed is above 0")
+
+    def rule(each: Leaves, weight: Array) -> Leaves:
+        def centre(share: Array) -> Leaves:
+            share = share / jnp.where(share.sum() > 0, share.sum(), 1)
+            return jax.tree.map(lambda x: jnp.tensordot(share, x, 1), each)
+
+        def closer(_: Array, z: Leaves) -> Leaves:
+            squares = [jnp.square(each[name] - z[name]).reshape(weight.shape[0], -1).sum(1) for name in sorted(each)]
+            return centre(weight / jnp.maximum(jnp.sqrt(sum(squares)), smoothing))
+
+        return jax.lax.fori_loop(0, steps, closer, centre(weight))
+
+    return by_rule(rule, optimizer, weights=weights)
+
+
+def norm_clipping(
+    bound: float, optimizer: optax.GradientTransformation | None = None, *, weights: Weights = "examples"
+) -> Aggregator:
+    """The weighted mean of differences cut to the L2 norm ``bound``: no upload moves the server by more than that.
+
+    Needs no upload but the sum.
+
+    Args:
+      bound: of the norm over all shared leaves.
+      optimizer: as in :func:`~fedjax_pers.aggregators.mean`.
+      weights: as in :func:`~fedjax_pers.aggregators.mean`.
+
+    Source: Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor Federated Learning?", 2019, arXiv:1911.07963.
+    """
+    require(math.isfinite(bound) and bound > 0, f"bound: found {bound}; allowed is a finite number above 0")
+    plain = mean(optimizer, weights=weights)
+
+    def lift(weight: Array, download: Leaves, upload: Leaves) -> Any:
+        difference, _ = plain.lift(jnp.float32(1), download, upload)
+        norm = optax.tree.norm(difference)
+        scale = weight * jnp.minimum(1, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+        return jax.tree.map(lambda x: x * scale.astype(x.dtype), difference), weight
+
+    return plain._replace(lift=lift)
