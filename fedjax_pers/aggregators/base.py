@@ -31,8 +31,8 @@ class Aggregator(NamedTuple):
       weigh: ``weigh(context, report) -> scalar``, how much a client counts; not normalised.
       lift: ``lift(weight, download, upload) -> summand``; summands of the cohort are added in ascending order of id.
       finish: ``finish(server, total, trainable) -> Server``; must leave the server as it was when nothing was received.
-      collect: ``collect(download, upload) -> kept``, for aggregators that must see all clients at once (a median); where
-        it is given, ``total`` is :class:`Collected`. Without it no array ``[clients, parameters]`` is ever made.
+      collect: ``collect(download, upload) -> kept``, for aggregators that must see all clients at once (a median).
+        Where it is given, ``total`` is :class:`Collected`; else no array ``[clients, parameters]`` is ever made.
     """
 
     init: Callable[[Leaves, frozenset[str], int], Server]

@@ -123,7 +123,9 @@ def squared_distances(each: Leaves) -> Array:
 
 
 def krum(byzantine: int, chosen: int = 1, optimizer: optax.GradientTransformation | None = None) -> Aggregator:
-    """The mean of the ``chosen`` uploads with the least sum of squared distances to their ``m - byzantine - 2`` nearest.
+    """The mean of the ``chosen`` uploads with the least sum of squared distances to ``m - byzantine - 2`` others.
+
+    The others are those that are nearest.
 
     Args:
       byzantine: bad uploads that are expected.

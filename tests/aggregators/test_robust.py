@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedjax_pers as fp
 from fedjax_pers.aggregators import aggregate
 from fedjax_pers.aggregators.robust import geometric_median, krum, median, norm_clipping, trimmed_mean
+from tests import toys
 
 CLIENTS = 7
 
@@ -136,3 +138,20 @@ def test_the_order_of_clients_changes_nothing() -> None:
         for order in itertools.islice(itertools.permutations(range(4)), 1, 24, 7):
             again, _ = server_step(aggregator, {key: x[list(order)] for key, x in sent.items()}, np.ones(4))
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), first, again)
+
+
+@pytest.mark.parametrize("executor", [fp.looped(), fp.chunked(2), fp.vectorised()])
+def test_in_a_round_every_client_is_seen_and_padding_is_not(executor: Any) -> None:
+    federation = toys.federation((3, 5, 2, 4, 1))
+    task = toys.every_method("fedavg").task
+    plain = fp.compose(task, client=fp.train(0.1))
+    state, key, cohort = (
+        plain.init(task.init(jax.random.key(0)), 0, num_clients=5),
+        jax.random.key(1),
+        federation.cohort(),
+    )
+    middle = fp.compose(task, client=fp.train(0.1), aggregator=median(), executor=executor)
+    after, _ = jax.jit(middle.step)(state, cohort, key)
+    alone = [jax.jit(plain.step)(state, federation.cohort([i]), key)[0].shared for i in range(5)]
+    for name, x in after.shared.items():
+        np.testing.assert_allclose(x, np.median([np.asarray(each[name]) for each in alone], 0), 1e-5, 1e-6)
