@@ -10,10 +10,19 @@ import os
 import subprocess
 import sys
 
-PROGRAMS = ("rounds", "sweeps", "growth", "lanes", "fc13_convolution_in_scan", "fc14_compilations_and_memory")
+PROGRAMS = (
+    "rounds",
+    "profile_rounds",
+    "sweeps",
+    "growth",
+    "lanes",
+    "fc13_convolution_in_scan",
+    "fc14_compilations_and_memory",
+)
 PEERS = ("peers.run",) if os.environ.get("BENCH_PEERS") == "1" else ()
 
 if __name__ == "__main__":
+    quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}  # the compiler warns of every program that it finds again
     for program in (*PROGRAMS, *PEERS, "report"):
         print(f"== {program}", flush=True)
-        subprocess.run([sys.executable, "-m", f"benchmarks.{program}"], check=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{program}"], check=True, env=quiet)

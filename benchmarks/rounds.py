@@ -31,7 +31,7 @@ from fedjax_pers.executors.default import default_executor
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.placement import everywhere, placed
 
-REPEATS = 9
+REPEATS = 7
 LONGEST = 20  # seconds, after which a way is not repeated
 USUAL = "all cores"
 
