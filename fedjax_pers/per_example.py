@@ -140,7 +140,10 @@ def _inlined(closed: Any, inputs: list[Any], consts: dict[int, Any], numbers: An
 
 def _evaluated(steps: list[_Step], values: dict[int, Any]) -> dict[int, Any]:
     for equation, operands, results in steps:
-        functions, params = equation.primitive.get_bind_params(equation.params)
+        found = equation.primitive.get_bind_params(equation.params)
+        functions, params = (
+            found if isinstance(found, tuple) else ((), found)
+        )  # since JAX 0.12 functions are among them
         read = [values[x] if isinstance(x, int) else x.val for x in operands]
         out = equation.primitive.bind(*functions, *read, **params)
         values |= dict(zip(results, out if equation.primitive.multiple_results else [out], strict=True))
