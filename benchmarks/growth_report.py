@@ -215,7 +215,7 @@ def draw(everything: dict[str, Any]) -> Path:
         verticalalignment="top",
         color="0.35",
     )
-    panels[0, 1].set_ylim(bottom=y.min() / 2)
+    panels[0, 1].set_ylim(y.min() / 2, 2.5 * max(largest["seconds"] * 1e3, y.max()))
     held.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     held.legend(fontsize=7, frameon=False, loc="upper left")
     PICTURE.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ import jax
 import fedjax_pers as fp
 from benchmarks.machine import RESULTS, machine
 from benchmarks.operations import operations
-from benchmarks.rounds import roof, seconds
+from benchmarks.rounds import seconds
 from benchmarks.workloads import WORKLOADS, algorithm_of, federation, task_of
 
 CHOSEN = ("W1", "W2", "W3", "W4", "W5")
@@ -79,7 +79,6 @@ def measure(name: str) -> dict[str, Any]:
         "shares": {kind: times.get(kind, 0) / whole for kind in (*KINDS, BETWEEN)},
         "gflops": work / alone / 1e9,
         "gflops_of_products": work / heavy / 1e9,
-        "roof_gflops": max(roof()() for _ in range(3)) / 1e9,
     }
 
 
