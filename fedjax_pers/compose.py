@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedjax_pers.aggregators import Aggregator, Server, mean
@@ -67,10 +66,6 @@ class Algorithm(NamedTuple):
     participation: str = "any"
     executor: Executor | None = None
     recipe: Recipe | None = None
-
-
-Pool = dict[str, Array]
-"""Rows of all clients by field, ``[rows, ...]``."""
 
 
 class Outcome(NamedTuple):
@@ -134,20 +129,20 @@ def compose(
         key, server = as_key(key), _server(state)
         cohort = _ordered(cohort)
         chosen = executor or default_executor((state.shared, state.fresh, state.frozen))
-        items, room = _items(state, cohort, key, "train", padding(chosen, cohort.ids.shape[0])), _room(cohort)
+        items = _items(state, cohort, key, "train", padding(chosen, cohort.ids.shape[0]))
 
-        def one(common: tuple[State, Pool], item: _Item) -> tuple[Any, Outcome]:
-            state, data = common
-            download, parts, report = _visit(bound, update, aggregator, state, data, room, item)
+        def one(common: tuple[State, Cohort], item: _Item) -> tuple[Any, Outcome]:
+            state, cohort = common
+            download, parts, report = _visit(bound, update, aggregator, state, cohort, item)
             upload = _upload(parts)
             accepted = item.valid & all_finite(upload) & all_finite(parts.personal)
             counts = accepted & (report.steps > 0)
-            weight = jnp.where(counts, aggregator.weigh(item.context(data, room, state, parts), report), 0.0)
+            weight = jnp.where(counts, aggregator.weigh(item.context(cohort, state, parts), report), 0.0)
             summand, kept = taken(aggregator, weight, counts, download, upload)
             row = where(counts, parts.personal, item.row)
             return summand, Outcome(row, report, weight, item.valid & ~accepted, item.valid & (report.steps == 0), kept)
 
-        total, out = map_reduce(chosen, one, (state._replace(rows={}), cohort.data), items, items.size)
+        total, out = map_reduce(chosen, one, (state._replace(rows={}), cohort), items, items.size)
         out = jax.tree.map(lambda x: x[: cohort.ids.shape[0]], out)
         trainable = bound.trainable & frozenset(state.shared)
         after = finished(aggregator, server, total, out.kept, out.weight, trainable)
@@ -165,18 +160,18 @@ def compose(
     def personalize(state: State, cohort: Cohort, key: Array | int) -> Any:
         chosen = executor or default_executor((state.shared, state.fresh, state.frozen))
         count = cohort.ids.shape[0]
-        items, room = _items(state, cohort, as_key(key), "personalize", padding(chosen, count)), _room(cohort)
+        items = _items(state, cohort, as_key(key), "personalize", padding(chosen, count))
 
-        def one(common: tuple[State, Pool], item: _Item) -> tuple[tuple, Any]:
-            state, data = common
+        def one(common: tuple[State, Cohort], item: _Item) -> tuple[tuple, Any]:
+            state, cohort = common
             parts = Parts(aggregator.render(_server(state), item.id), item.row, state.frozen)
-            context = item.context(data, room, state, parts)
+            context = item.context(cohort, state, parts)
             if newcomer is not None:
                 parts = _if_unseen(newcomer, bound, parts, context)
             variables = bound.view("model").read(parts)
             return (), variables if adapt is None else _fine_tuned(adapt, alone, variables, context)
 
-        _, models = map_reduce(chosen, one, (state._replace(rows={}), cohort.data), items, items.size)
+        _, models = map_reduce(chosen, one, (state._replace(rows={}), cohort), items, items.size)
         return jax.tree.map(lambda x: x[:count], models)
 
     def common(state: State) -> Any:
@@ -187,7 +182,7 @@ def compose(
     ) -> tuple[Leaves, Leaves, Leaves]:
         items = _items(state, _ordered(cohort), as_key(key), "train", 0)
         first = jax.tree.map(lambda x: x[0], items)
-        download, parts, _ = _visit(bound, update, aggregator, state, cohort.data, _room(cohort), first)
+        download, parts, _ = _visit(bound, update, aggregator, state, cohort, first)
         parts = parts._replace(personal=tamper(parts.personal))
         return download, _upload(parts), parts.personal
 
@@ -232,9 +227,9 @@ class _Item(NamedTuple):
     common: Array
     row: Leaves
 
-    def context(self, data: Pool, room: np.ndarray | None, state: State, received: Parts) -> Context:
-        unseen = self.id >= state.seen.shape[0]
-        return Context(data, self.start, self.size, self.key, self.common, unseen, state.round, received, room)
+    def context(self, cohort: Cohort, state: State, received: Parts) -> Context:
+        unseen, pool, room = self.id >= state.seen.shape[0], cohort.data, cohort.room
+        return Context(pool, self.start, self.size, self.key, self.common, unseen, state.round, received, room)
 
 
 def _ordered(cohort: Cohort) -> Cohort:
@@ -255,28 +250,17 @@ def _items(state: State, cohort: Cohort, key: Array, purpose: str, extra: int) -
     return _Item(ids, pad(cohort.start, 0), size, valid, keys, common, rows)
 
 
-def _room(cohort: Cohort) -> np.ndarray | None:
-    # Only its length counts; a constant may be used wherever the clients run.
-    return None if cohort.room is None else np.zeros(cohort.room.shape, np.float32)
-
-
 def _server(state: State) -> Server:
     return Server(state.shared, state.opt, state.aux)
 
 
 def _visit(
-    layout: Layout,
-    update: ClientUpdate,
-    aggregator: Aggregator,
-    state: State,
-    data: Pool,
-    room: np.ndarray | None,
-    item: _Item,
+    layout: Layout, update: ClientUpdate, aggregator: Aggregator, state: State, cohort: Cohort, item: _Item
 ) -> tuple[Leaves, Parts, Report]:
     """A client's round: what it receives, its parts afterwards (``shared`` is the upload), and its report."""
     download = aggregator.render(_server(state), item.id)
     received = Parts(download, item.row, state.frozen)
-    parts, report = update(layout, received, item.context(data, room, state, received))
+    parts, report = update(layout, received, item.context(cohort, state, received))
     return download, parts, report
 
 

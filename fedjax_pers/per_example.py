@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 from fedjax_pers.example_axis import INLINED, Known, constant, follow
@@ -47,7 +48,6 @@ def split(function: Callable[..., Any], changing: Any, batch: Any, key: Any) -> 
     """The two parts of a function, or ``None`` where no heavy operation is decided by single examples.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> body, head, batch = jnp.ones((3, 4)), jnp.ones(4), {"x": jnp.ones((5, 3))}
       >>> parts = split(lambda head, batch, key: jnp.tanh(batch["x"] @ body) @ head, head, batch, None)
       >>> parts.shapes[0].shape
@@ -69,7 +69,7 @@ def split(function: Callable[..., Any], changing: Any, batch: Any, key: Any) -> 
     rows = inputs[first : first + len(jax.tree.leaves(batch))]
 
     known: dict[int, Known] = {number: Known(0) for number in rows} | {
-        number: constant(jax.numpy.ndim(value)) for number, value in consts.items()
+        number: constant(jnp.ndim(value)) for number, value in consts.items()
     }
     heavy: set[int] = set()
     early = []
@@ -92,10 +92,10 @@ def split(function: Callable[..., Any], changing: Any, batch: Any, key: Any) -> 
 
     def features(batch: Any) -> list[jax.Array]:
         values = _evaluated(early, consts | dict(zip(rows, jax.tree.leaves(batch), strict=True)))
-        return [jax.numpy.moveaxis(values[number], known[number].axis, 0) for number in kept]
+        return [jnp.moveaxis(values[number], known[number].axis, 0) for number in kept]
 
     def rest(changing: Any, batch: Any, key: Any, features: Sequence[jax.Array]) -> Any:
-        stored = {n: jax.numpy.moveaxis(x, 0, known[n].axis) for n, x in zip(kept, features, strict=True)}
+        stored = {n: jnp.moveaxis(x, 0, known[n].axis) for n, x in zip(kept, features, strict=True)}
         values = _evaluated(
             late, consts | stored | dict(zip(inputs, jax.tree.leaves((changing, batch, key)), strict=True))
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,17 +26,40 @@ def weighted_difference(weight: Array, download: Leaves, upload: Leaves) -> Leav
     return jax.tree.map(scaled, upload, download)
 
 
-def apply_mean(
-    server: Server, mean: Leaves, optimizer: optax.GradientTransformation, trainable: frozenset[str]
-) -> Server:
-    """The server's step along a mean difference: the optimiser on trainable leaves, plain addition on the others."""
-    shared, plain = server.shared, {name: _cast(x, server.shared[name]) for name, x in mean.items()}
-    steep = {name: -plain[name] for name in shared if name in trainable}
-    moving = {name: x for name, x in shared.items() if name in trainable}
-    updates, opt = optimizer.update(steep, server.opt, moving)
-    moved = optax.apply_updates(moving, updates)
-    new = {name: moved[name] if name in trainable else x + plain[name] for name, x in shared.items()}
-    return Server(new, opt, server.aux)
+class ServerStep(NamedTuple):
+    """What the server does with a difference.
+
+    Attributes:
+      init: that of an aggregator.
+      move: ``move(server, difference, received, trainable) -> Server``; unchanged where ``received`` is false.
+    """
+
+    init: Callable[[Leaves, frozenset[str], int], Server]
+    move: Callable[[Server, Leaves, Array, frozenset[str]], Server]
+
+
+def server_step(optimizer: optax.GradientTransformation | None) -> ServerStep:
+    """A step along a difference: the optimiser on trainable leaves, plain addition on the others.
+
+    Args:
+      optimizer: sees the negative difference as the gradient; ``optax.sgd(1.0)`` by default.
+    """
+    optimizer = optax.sgd(1.0) if optimizer is None else optimizer
+
+    def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
+        return Server(shared, optimizer.init({name: x for name, x in shared.items() if name in trainable}), ())
+
+    def move(server: Server, difference: Leaves, received: Array, trainable: frozenset[str]) -> Server:
+        shared, plain = server.shared, {name: _cast(x, server.shared[name]) for name, x in difference.items()}
+        steep = {name: -plain[name] for name in shared if name in trainable}
+        moving = {name: x for name, x in shared.items() if name in trainable}
+        updates, opt = optimizer.update(steep, server.opt, moving)
+        moved = optax.apply_updates(moving, updates)
+        new = {name: moved[name] if name in trainable else x + plain[name] for name, x in shared.items()}
+        after = Server(new, opt, server.aux)
+        return jax.tree.map(lambda new, old: jnp.where(received, new, old), after, server)
+
+    return ServerStep(init, move)
 
 
 def _cast(x: Array, like: Array) -> Array:
@@ -70,10 +94,7 @@ def mean(optimizer: optax.GradientTransformation | None = None, *, weights: Weig
 
     Source: McMahan et al., AISTATS 2017; Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
     """
-    optimizer = optax.sgd(1.0) if optimizer is None else optimizer
-
-    def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
-        return Server(shared, optimizer.init({name: x for name, x in shared.items() if name in trainable}), ())
+    step = server_step(optimizer)
 
     def lift(weight: Array, download: Leaves, upload: Leaves) -> Any:
         return weighted_difference(weight, download, upload), weight
@@ -81,7 +102,6 @@ def mean(optimizer: optax.GradientTransformation | None = None, *, weights: Weig
     def finish(server: Server, total: Any, trainable: frozenset[str]) -> Server:
         summed, mass = total
         share = jax.tree.map(lambda x: x / jnp.where(mass > 0, mass, 1).astype(x.dtype), summed)
-        moved = apply_mean(server, share, optimizer, trainable)
-        return jax.tree.map(lambda new, old: jnp.where(mass > 0, new, old), moved, server)
+        return step.move(server, share, mass > 0, trainable)
 
-    return Aggregator(init, copy_to_all, client_weight(weights), lift, finish)
+    return Aggregator(step.init, copy_to_all, client_weight(weights), lift, finish)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pers.aggregators.base import Aggregator, Collected, Server, copy_to_all
-from fedjax_pers.aggregators.mean import Weights, apply_mean, client_weight, mean, weighted_difference
+from fedjax_pers.aggregators.mean import Weights, client_weight, mean, server_step, weighted_difference
 from fedjax_pers.base import Array, Leaves
 from fedjax_pers.checks import number, positive_int, require, whole_number
 
@@ -36,19 +36,14 @@ def by_rule(
       optimizer: as in :func:`~fedjax_pers.aggregators.mean`.
       weights: what the rule is given: 1 for every client, or its examples.
     """
-    optimizer = optax.sgd(1.0) if optimizer is None else optimizer
-
-    def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
-        return Server(shared, optimizer.init({name: x for name, x in shared.items() if name in trainable}), ())
+    step = server_step(optimizer)
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
-        there = received.weight.sum() > 0
         # Without anybody a rule may divide by zero; nothing of that is kept.
-        moved = apply_mean(server, rule(received.each, received.weight), optimizer, trainable)
-        return jax.tree.map(lambda new, old: jnp.where(there, new, old), moved, server)
+        return step.move(server, rule(received.each, received.weight), received.weight.sum() > 0, trainable)
 
     return Aggregator(
-        init,
+        step.init,
         copy_to_all,
         client_weight(weights),
         lambda weight, download, upload: (),
@@ -113,13 +108,13 @@ def trimmed_mean(share: float = 0.1, optimizer: optax.GradientTransformation | N
 
 
 def squared_distances(each: Leaves) -> Array:
-    """``[clients, clients]`` between stacked trees: one product of matrices a leaf."""
+    """``[clients, clients]`` between stacked trees, by one product of matrices a leaf; infinite beyond float32."""
     total: Any = 0
     for name in sorted(each):
         flat = each[name].reshape(each[name].shape[0], -1)
         squares = jnp.square(flat).sum(1)
         total += squares[:, None] + squares[None] - 2 * jnp.matmul(flat, flat.T, precision="highest")
-    return jnp.maximum(total, 0)
+    return jnp.where(jnp.isnan(total), jnp.inf, jnp.maximum(total, 0))
 
 
 def krum(byzantine: int, chosen: int = 1, optimizer: optax.GradientTransformation | None = None) -> Aggregator:
@@ -143,8 +138,9 @@ def krum(byzantine: int, chosen: int = 1, optimizer: optax.GradientTransformatio
         count = there.sum()
         pairs = there[:, None] & there[None] & ~jnp.eye(weight.shape[0], dtype=bool)
         ordered = jnp.sort(jnp.where(pairs, squared_distances(each), jnp.inf), axis=1)
-        near = jnp.arange(weight.shape[0]) < jnp.maximum(count - byzantine - 2, 1)
-        score = jnp.where(near & jnp.isfinite(ordered), ordered, 0).sum(1)
+        # Of those that are there: an upload so far away that its distances overflow has an infinite score, not none.
+        near = jnp.arange(weight.shape[0]) < jnp.minimum(jnp.maximum(count - byzantine - 2, 1), count - 1)
+        score = jnp.where(near, ordered, 0).sum(1)
         rank = jnp.argsort(jnp.argsort(jnp.where(there, score, jnp.inf), stable=True))
         best = ((rank < chosen) & there).astype(jnp.float32)
         return jax.tree.map(lambda x: jnp.tensordot(best / jnp.maximum(best.sum(), 1), x, 1), each)

@@ -16,6 +16,7 @@ import numpy as np
 from fedjax_pers.base import Array
 from fedjax_pers.checks import one_of
 from fedjax_pers.data import SPLITS, Federation
+from fedjax_pers.simulate.placement import everywhere
 from fedjax_pers.simulate.programs import Pool
 from fedjax_pers.simulate.sampling import Sampler
 
@@ -25,7 +26,7 @@ SHARE = 0.5
 
 
 def place_of(federation: Federation, data_on: str) -> str:
-    """``"device"`` or ``"host"``; for ``"auto"`` the device, if it says how much memory it has and they do not fit."""
+    """``"device"`` or ``"host"``; ``"auto"`` is the host where a device says that it has too little memory."""
     one_of("data_on", data_on, PLACES)
     if data_on != "auto":
         return data_on
@@ -37,7 +38,7 @@ def place_of(federation: Federation, data_on: str) -> str:
 def pool_of(federation: Federation, split: str) -> Pool:
     """A split on the device."""
     part = federation.split(split)
-    return _pool(federation, federation.pool(split), part.offsets[:-1], part.sizes)
+    return _pool(federation, federation.pool(split), part.offsets[:-1], part.sizes, part.sizes.max())
 
 
 def pool_of_clients(federation: Federation, split: str, clients: np.ndarray) -> Pool:
@@ -54,19 +55,21 @@ def pool_of_clients(federation: Federation, split: str, clients: np.ndarray) -> 
         name: jnp.asarray(np.concatenate([x, np.zeros((rows - len(x), *x.shape[1:]), x.dtype)]))
         for name, x in part.data.items()
     }
-    return _pool(federation, data, start, sizes)._replace(room=_room(whole.sizes))
+    return _pool(federation, data, start, sizes, whole.sizes.max())
 
 
-def training_pools(federation: Federation, sampler: Sampler, key: Array, data_on: str) -> Callable[[int, int], Pool]:
-    """``pool(first, count)`` holds what the rounds from ``first`` on need."""
+def training_pools(
+    federation: Federation, sampler: Sampler, key: Array, data_on: str, devices: int
+) -> Callable[[int, int], Pool]:
+    """``pool(first, count)`` holds, on each of the devices, what the rounds from ``first`` on need."""
     if place_of(federation, data_on) == "device":
-        whole = pool_of(federation, "train")
+        whole = everywhere(pool_of(federation, "train"), devices)
         return lambda first, count: whole
     draw = _draw(sampler, federation.num_clients)
 
     def of_rounds(first: int, count: int) -> Pool:
         ids = [np.asarray(draw(key, jnp.int32(round))) for round in range(first, first + count)]
-        return pool_of_clients(federation, "train", np.unique(ids))
+        return everywhere(pool_of_clients(federation, "train", np.unique(ids)), devices)
 
     return of_rounds
 
@@ -77,28 +80,24 @@ def _draw(sampler: Sampler, num_clients: int) -> Callable[[Array, Array], Array]
 
 
 def evaluation_pools(
-    federation: Federation, split: str, groups: np.ndarray, data_on: str
+    federation: Federation, split: str, groups: np.ndarray, data_on: str, devices: int
 ) -> Iterable[tuple[np.ndarray, Pool, Pool]]:
     """Groups of clients ``[groups, clients]`` with the pools to train on and to judge on that serve them."""
+    names = ("train", split)
     if place_of(federation, data_on) == "device":
-        yield groups, pool_of(federation, "train"), pool_of(federation, split)
+        yield groups, *(everywhere(pool_of(federation, name), devices) for name in names)
         return
     for group in groups:
         clients = np.unique(group)
-        parts = (pool_of_clients(federation, name, clients) for name in ("train", split))
-        yield group[None], *parts
+        yield group[None], *(everywhere(pool_of_clients(federation, name, clients), devices) for name in names)
 
 
-def _pool(federation: Federation, data: dict[str, Array], start: np.ndarray, sizes: np.ndarray) -> Pool:
+def _pool(federation: Federation, data: dict[str, Array], start: np.ndarray, sizes: np.ndarray, largest: int) -> Pool:
     return Pool(
         data=data,
         start=jnp.asarray(start, jnp.int32),
         size=jnp.asarray(sizes, jnp.int32),
         tags=jnp.asarray(federation.tags, jnp.uint32),
         ids=jnp.asarray(np.arange(federation.num_clients) + federation.first_id, jnp.int32),
-        room=_room(sizes),
+        room=jnp.zeros((int(largest), 0)),
     )
-
-
-def _room(sizes: np.ndarray) -> Array:
-    return jnp.zeros((int(sizes.max()), 0))

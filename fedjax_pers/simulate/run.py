@@ -16,7 +16,7 @@ from fedjax_pers.data import Federation
 from fedjax_pers.keys import as_key
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.matching import check_federation
-from fedjax_pers.simulate.placement import devices_for, everywhere, placed
+from fedjax_pers.simulate.placement import devices_for, placed
 from fedjax_pers.simulate.pools import evaluation_pools, pool_of_clients, training_pools
 from fedjax_pers.simulate.programs import evaluation_program, rounds_program, split_floats, start_program
 from fedjax_pers.simulate.sampling import Sampler, everyone, uniform
@@ -142,13 +142,13 @@ def run(
         f"state: it has rows for {state.seen.shape[0]} clients, the federation has {federation.num_clients}",
     )
     devices, (static, floats) = devices_for(algorithm), split_floats(algorithm)
-    state, pool = placed(state, devices), training_pools(federation, sampler, key, data_on)
+    state, pool = placed(state, devices), training_pools(federation, sampler, key, data_on, devices)
     costs = traffic(algorithm, state, pool_of_clients(federation, "train", np.arange(1)))
     block = evaluate_every or 10
     program = rounds_program(static, sampler, block, devices)
     collected, evaluations = [], []
     for first, count, judge in blocks(int(state.round), rounds, block, evaluate_every):
-        state, metrics = program(floats, state, everywhere(pool(first, count), devices), key, jnp.int32(count))
+        state, metrics = program(floats, state, pool(first, count), key, jnp.int32(count))
         metrics = jax.tree.map(lambda x: np.asarray(x)[:count], metrics)  # noqa: B023 (used at once)
         table = evaluate_clients(algorithm, state, federation, split, key, data_on=data_on) if judge else None
         collected.append(metrics)
@@ -205,11 +205,10 @@ def evaluate_clients(
     program = evaluation_program(static, group)
     devices, tables = devices_for(algorithm), []
     state = placed(state, devices)
-    for some, train, judged in evaluation_pools(federation, split, index, data_on):
+    for some, train, judged in evaluation_pools(federation, split, index, data_on, devices):
         if not adapt:  # without an example there is no step to take
             train = train._replace(size=jnp.zeros_like(train.size))
-        pools = everywhere((train, judged), devices)
-        tables.append(jax.tree.map(np.asarray, program(floats, state, *pools, as_key(key), some)))
+        tables.append(jax.tree.map(np.asarray, program(floats, state, train, judged, as_key(key), some)))
     own, common = jax.tree.map(lambda *parts: np.concatenate(parts).reshape(-1)[:count], *tables)
     examples = own.pop("examples")
     seen = np.asarray(state.seen) if federation.first_id == 0 else np.zeros(count, np.int32)

@@ -131,6 +131,22 @@ def test_a_minority_that_sends_the_opposite() -> None:
     assert sent["w"].mean(0).max() < 0
 
 
+@pytest.mark.parametrize("huge", [1e10, 1e19, 1e25, 3e38])
+def test_uploads_whose_distances_overflow_are_the_farthest(huge: float) -> None:
+    honest = 1 + 0.1 * np.random.default_rng(0).normal(size=(8, 6))
+    sent = {"w": np.concatenate([[np.full(6, -huge), np.full(6, huge)], honest]).astype(np.float32)}
+    for aggregator in (
+        median(),
+        trimmed_mean(0.25),
+        krum(2),
+        krum(2, chosen=6),
+        geometric_median(50),
+        norm_clipping(1.0),
+    ):
+        found, _ = server_step(aggregator, sent, np.ones(10))
+        assert np.abs(found["w"] - 1).max() < 0.6  # the server is at 0.5, and steps of norm 1 are allowed
+
+
 def test_the_order_of_clients_changes_nothing() -> None:
     sent = uploads(4)
     for aggregator in (median(), trimmed_mean(0.3), krum(0)):

@@ -16,9 +16,9 @@ from fedjax_pers.base import Array
 from fedjax_pers.executors.fast.rewriting import twin_of
 from fedjax_pers.once import unfused
 
-# A convolution whose outputs are sums of at most so many products is written out as multiplications and additions: 3 to
-# 10 times as fast as XLA's kernel up to 16 output channels, 4 times at 32. One with at most so many outputs a channel
-# (the gradient of such a kernel) is one product of matrices.
+# A convolution whose outputs are sums of at most so many products is written out as multiplications and additions:
+# XLA's kernel is slow with few inputs. One with at most so many outputs a channel (the gradient of such a kernel) is
+# one product of matrices.
 FEW = 36
 
 
