@@ -115,6 +115,7 @@ def check(loss: Any, batch: Any) -> None:
 MIXED = {
     "normalised over examples": lambda x: (x - x.mean(0)) @ W,
     "summed over examples": lambda x: jnp.cumsum(x, 0) @ W,
+    "summed into as many rows": lambda x: (x[:, None] + numbers(1, EXAMPLES, 4)).sum(0) @ W,
     "sorted": lambda x: jnp.sort(x, 0) @ W,
     "turned": lambda x: x[::-1] @ W,
     "shifted": lambda x: jnp.roll(x, 1, 0) @ W,

@@ -80,6 +80,18 @@ def test_more_devices_than_there_are():
         devices_of(Executor(1, devices=64))
 
 
+def test_a_state_from_several_devices_runs_on_one_where_one_is_asked_for():
+    program = """
+import fedjax_pers as fp, jax
+federation = fp.data.load("vowel_speakers")
+algorithm = fp.method("fedavg").make(fp.tasks.from_model(federation, "linear"))
+state = fp.start(algorithm, federation, 0)
+after, _ = fp.run(fp.with_executor(algorithm, fp.looped()), state, federation, 1, 0)
+print(*(max(len(x.devices()) for x in jax.tree.leaves(each)) for each in (state, after)))
+"""
+    assert in_a_process(2, "-c", program).stdout.split() == ["2", "1"]
+
+
 def test_cores_are_asked_for_before_jax_starts():
     program = "import fedjax_pers as fp, jax; print(fp.use_cores(3), jax.local_device_count(), fp.use_cores(3))"
     assert in_a_process(1, "-c", program).stdout.split() == ["3", "3", "3"]
