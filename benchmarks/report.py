@@ -176,6 +176,18 @@ def convolutions(found: Row) -> str:
     return table(["", "without max-pooling", "with"], rows)
 
 
+def memory(found: Row) -> str:
+    """FC-14: programs and megabytes."""
+    programs, held = found["compilations"], found["resident_megabytes"]
+    return (
+        f"- 60 clients of 5 to 400 examples: {programs['round_1']} programs in the first round, helpers among them, "
+        f"{programs['round_2']} and {programs['round_3']} in the next two, {programs['19_more_learning_rates']} for 19 "
+        f"more learning rates.\n"
+        f"- 300 rounds of 50 of 2,000 clients with 5,000 personal numbers each, which are 40 MB: "
+        f"{held['gained']:.0f} MB from round 10 to 300, {held['gained_after_round_100']:.0f} MB of it after round 100."
+    )
+
+
 # Shares of the large product, and times as fast as others, that a round is to reach.
 SHARES = {"W1": 0.75, "W2": 0.60, "W3": 0.55, "W4": 0.5, "W5": 0.7}
 FASTER = {
@@ -226,6 +238,7 @@ def main() -> None:
         "peers": peers(read("peers")),
         "targets": targets(found, read("peers")),
         "convolutions": convolutions(read("fc13")),
+        "memory": memory(read("fc14")),
         "sweeps": sweeps(read("sweeps")),
         "growth": growth_report.section(read("growth")),
         "lanes": lanes(read("lanes")),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,11 @@ def test_files_stay_readable(folder):
 def test_every_room_is_named_for_what_is_in_it():
     vague = {"utils", "util", "helpers", "helper", "misc", "common", "core", "_src"}
     assert not [name for name in NAMES if vague & set(name.split("."))]
+
+
+def test_importing_the_package_brings_neither_plots_nor_checkpoints_nor_the_command_line():
+    """They take half a second and 60 MB, which a script that only runs rounds does not need."""
+    heavy = ("matplotlib", "orbax", "tyro", "fedjax_pers.report.plots", "fedjax_pers.simulate.study")
+    program = f"import sys, fedjax_pers; print(*sorted(set(sys.modules) & set({heavy})))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.split() == []

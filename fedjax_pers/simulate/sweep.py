@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,9 @@ from fedjax_pers.simulate.pools import pool_of
 from fedjax_pers.simulate.programs import split_floats, starts_program, sweep_program
 from fedjax_pers.simulate.run import Table, blocks, chosen_sampler, evaluate_clients
 from fedjax_pers.simulate.sampling import Sampler
-from fedjax_pers.simulate.study import Study
+
+if TYPE_CHECKING:  # a study brings plots and checkpoints with it, which take long to import
+    from fedjax_pers.simulate.study import Study
 
 
 class Sweep(NamedTuple):
