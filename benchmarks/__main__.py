@@ -18,6 +18,7 @@ PROGRAMS = (
     "lanes",
     "fc13_convolution_in_scan",
     "fc14_compilations_and_memory",
+    "footprint",
 )
 PEERS = ("peers.run",) if os.environ.get("BENCH_PEERS") == "1" else ()
 

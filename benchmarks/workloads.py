@@ -23,6 +23,7 @@ class Workload(NamedTuple):
     options: dict[str, Any] = {}
 
 
+LR = 0.1
 UNEVEN = np.clip(np.random.default_rng(0).lognormal(np.log(60) - 0.5, 1, 100), 10, 600).astype(int)
 MLP = ((784,), 10, "mlp", {"hidden": (200, 200)}, 10)
 CNN = (np.full(10, 100), (28, 28, 1), 62, "cnn", {}, 20)
@@ -70,5 +71,5 @@ def task_of(workload: Workload, data: fp.Federation) -> fp.Task:
 def algorithm_of(workload: Workload, task: fp.Task) -> fp.Algorithm:
     """The method with its settings; of a transformer the adapters are trained, and the rest is frozen."""
     if workload.model == "transformer":
-        return fp.compose(task, layout=fp.by_role(frozen=~fp.lora()), client=fp.train(0.1, batch_size=workload.batch))
-    return fp.method(workload.method).make(task, batch_size=workload.batch, **workload.options)
+        return fp.compose(task, layout=fp.by_role(frozen=~fp.lora()), client=fp.train(LR, batch_size=workload.batch))
+    return fp.method(workload.method).make(task, lr=LR, batch_size=workload.batch, **workload.options)

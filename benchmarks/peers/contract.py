@@ -23,12 +23,12 @@ class Workload(NamedTuple):
     """In each round every client trains for one epoch of SGD, and the models are averaged, weighted by examples."""
 
     name: str
-    x: np.ndarray  # float32 [rows, ...], client after client; images have their channels last
-    y: np.ndarray  # int32 [rows]
+    x: np.ndarray  # [rows, ...], client after client; images have their channels last, characters are integers
+    y: np.ndarray  # int32 [rows], of characters [rows, time]
     sizes: np.ndarray  # rows of each client
     batch: int
     lr: float
-    model: str  # "mlp64", "mlp784", "cnn" or "resnet8"
+    model: str  # "mlp64", "mlp784", "cnn", "resnet8" or "transformer"
     classes: int
 
     @property

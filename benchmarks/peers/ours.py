@@ -7,9 +7,8 @@ import numpy as np
 from contract import Run
 
 import fedjax_pers as fp
+from benchmarks.workloads import WORKLOADS, algorithm_of, task_of
 from fedjax_pers.simulate.placement import devices_for, everywhere, placed
-
-MODELS = {"mlp64": ("mlp", {"hidden": (32,)}), "mlp784": ("mlp", {"hidden": (200, 200)})}
 
 
 def main() -> None:
@@ -19,9 +18,8 @@ def main() -> None:
     workload = run.workload
     clients = {i: {"train": {"x": workload.x[at], "y": workload.y[at]}} for i, at in enumerate(workload.spans)}
     federation = fp.data.from_clients(clients, name=workload.name, num_classes=workload.classes)
-    name, settings = MODELS.get(workload.model, (workload.model, {}))
-    task = fp.tasks.from_model(federation, name, **settings)
-    algorithm = fp.method(run.variant).make(task, lr=workload.lr, batch_size=workload.batch)
+    known = WORKLOADS[workload.name]
+    algorithm = algorithm_of(known, task_of(known, federation))
     first = fp.start(algorithm, federation, 0)
     devices = devices_for(algorithm)
     state, cohort = placed(first, devices), everywhere(federation.cohort(), devices)

@@ -26,7 +26,7 @@ from benchmarks.peers.workloads import write
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-peers"
-ROUNDS = {"W0": 10, "W1": 5, "W2": 10, "W3": 10, "W4": 3, "W6": 5}
+ROUNDS = {"W0": 10, "W1": 5, "W2": 10, "W3": 10, "W4": 3, "W5": 3, "W6": 5}
 SECONDS_A_RUN, SECONDS_TO_INSTALL = 600, 3600
 OWN = "ours"  # runs in the environment of this program
 SHARED = {"pfllib_fedrep": "torch_loop"}  # programs that run in another's environment
@@ -39,7 +39,8 @@ class Job(NamedTuple):
     variant: str
 
 
-FEDAVG = ("W0", "W1", "W2", "W3", "W4")
+SIMPLE = ("W0", "W1", "W2", "W3")
+FEDAVG = (*SIMPLE, "W4", "W5")
 DENSE = ("W0", "W2", "W3")
 JOBS = {
     Job(OWN, "fedavg"): FEDAVG,
@@ -48,14 +49,14 @@ JOBS = {
     Job("torch_loop", "vmap"): FEDAVG,
     Job("naive_jax", "scan"): DENSE,  # with convolutions a round takes up to minutes
     Job("naive_jax", "vmap"): DENSE,
-    Job("fedjax_peer", "jit"): FEDAVG[:4],
-    Job("fedjax_peer", "pmap"): FEDAVG[:4],
-    Job("pfl_research", "one"): FEDAVG[:4],
-    Job("pfl_research", "processes"): FEDAVG[:4],
-    Job("blazefl_peer", "threads"): FEDAVG[:4],
-    Job("blazefl_peer", "serial"): FEDAVG[:4],
-    Job("flower", "strategy"): FEDAVG[:4],
-    Job("flower", "grid"): FEDAVG[:4],
+    Job("fedjax_peer", "jit"): SIMPLE,
+    Job("fedjax_peer", "pmap"): SIMPLE,
+    Job("pfl_research", "one"): SIMPLE,
+    Job("pfl_research", "processes"): SIMPLE,
+    Job("blazefl_peer", "threads"): SIMPLE,
+    Job("blazefl_peer", "serial"): SIMPLE,
+    Job("flower", "strategy"): SIMPLE,
+    Job("flower", "grid"): SIMPLE,
     Job(OWN, "fedrep"): ("W6",),
     Job("pfllib_fedrep", "fedrep"): ("W6",),
 }
@@ -119,7 +120,7 @@ def measure(job: Job, python: str, workload: str, path: Path) -> dict[str, Any]:
     command = [*program, "--variant", job.variant, "--rounds", str(ROUNDS[workload])]
     leftovers = {"TMPDIR": str(path.parent), "RAY_TMPDIR": str(path.parent)}
     try:
-        printed = run_alone(command, SECONDS_A_RUN, **leftovers)
+        printed = run_alone(command, SECONDS_A_RUN, PYTHONPATH=str(HERE.parents[1]), **leftovers)
         return json.loads(printed.splitlines()[-1])
     except (RuntimeError, ValueError, IndexError) as error:
         return failed(job, workload, str(error))

@@ -15,7 +15,7 @@ from contract import Run, Workload
 from torch import Tensor
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_, vmap
 from torch.nn import functional
-from torch_models import averaged, build, mean_loss, put, tensors, use_threads
+from torch_models import averaged, build, mean_loss, put, tensors, trained, use_threads
 
 CORES = os.cpu_count()
 TOGETHER = 100  # clients that vmap trains at once
@@ -27,7 +27,7 @@ class Trainer:
     def __init__(self, workload: Workload, x: Tensor, y: Tensor):
         self.workload, self.x, self.y, self.spans = workload, x, y, workload.spans
         self.model = build(workload)
-        self.averaged, self.parameters = averaged(self.model), list(self.model.parameters())
+        self.averaged, self.parameters = averaged(self.model), list(trained(self.model).values())
 
     def add(self, total: list[Tensor], shared: list[Tensor], client: int) -> None:
         """Adds a client's trained model, times its examples."""
@@ -109,14 +109,15 @@ def vectorised(run: Run, shared: list[Tensor], x: Tensor, y: Tensor) -> list[Ten
     torch.set_num_threads(CORES)
     workload = run.workload
     model = replace_all_batch_norm_modules_(build(workload))  # vmap cannot update running statistics: there are none
-    names = [name for name, _ in model.named_parameters()]
+    names = list(trained(model))
     shared, unused = shared[: len(names)], shared[len(names) :]
     starts = np.array([span.start for span in workload.spans])
     order = np.argsort(-workload.sizes, kind="stable")
 
     def loss(leaves: list[Tensor], x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
         scores = functional_call(model, dict(zip(names, leaves)), x)
-        return (functional.cross_entropy(scores, y, reduction="none") * counts).sum() / counts.sum()
+        losses = functional.cross_entropy(scores, y, reduction="none").reshape(len(counts), -1).mean(1)
+        return (losses * counts).sum() / counts.sum()
 
     gradients = vmap(grad(loss))
     for _ in range(run.rounds):
@@ -135,8 +136,8 @@ def vectorised(run: Run, shared: list[Tensor], x: Tensor, y: Tensor) -> list[Ten
                 still = [leaf[:active] for leaf in leaves]
                 row = row[:active]
                 torch._foreach_add_(still, gradients(still, x[row], y[row], count[:active]), alpha=-workload.lr)
-            for leaf, trained in zip(total, leaves):
-                leaf += torch.tensordot(sizes.float(), trained, 1)
+            for leaf, last in zip(total, leaves):
+                leaf += torch.tensordot(sizes.float(), last, 1)
         shared = torch._foreach_div(total, len(x))
         run.round_ended()
     return [*shared, *unused]

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.workloads import WORKLOADS, federation
-
-LR = 0.1
+from benchmarks.workloads import LR, WORKLOADS, federation
 
 
 def write(name: str, folder: Path) -> Path:
