@@ -15,12 +15,12 @@ from fedjax_pers.data import Federation
 from fedjax_pers.evaluation import evaluate, summarize
 from fedjax_pers.executors import Executor, chunked, looped, sharded, use_cores, vectorised
 from fedjax_pers.layouts import Layout, by_role, describe, interpolate, twin
-from fedjax_pers.local import copy_shared, phases, reestimate, train
+from fedjax_pers.local import copy_shared, full_step, phases, reestimate, train
 from fedjax_pers.parsing import parse
 from fedjax_pers.paths import Selector, everything, flatten, nothing, select, where
 from fedjax_pers.presets import bias, depth, embedding, head, lora, norm, norm_statistics
 from fedjax_pers.simulate import History, Table, evaluate_clients, run, start
-from fedjax_pers.simulate.sampling import everyone, uniform
+from fedjax_pers.simulate.sampling import dropouts, everyone, poisson, uniform, weighted
 from fedjax_pers.simulate.sweep import Sweep, sweep, sweep_runs
 from fedjax_pers.traffic import Traffic, traffic
 
@@ -56,6 +56,7 @@ __all__ = [
     "data",
     "depth",
     "describe",
+    "dropouts",
     "embedding",
     "evaluate",
     "evaluate_clients",
@@ -64,6 +65,7 @@ __all__ = [
     "everything",
     "executors",
     "flatten",
+    "full_step",
     "head",
     "interpolate",
     "looped",
@@ -78,6 +80,7 @@ __all__ = [
     "objectives",
     "parse",
     "phases",
+    "poisson",
     "reestimate",
     "register",
     "run",
@@ -95,6 +98,7 @@ __all__ = [
     "uniform",
     "use_cores",
     "vectorised",
+    "weighted",
     "where",
     "with_executor",
 ]

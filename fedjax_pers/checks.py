@@ -52,6 +52,12 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
     require(math.isfinite(found) and low <= found <= high, f"{name}: found {found:g}; allowed is {bounds}")
 
 
+def positive(name: str, value: Any) -> None:
+    """ValueError unless ``value`` is a finite number above 0; traced scalars pass."""
+    number(name, value)
+    require(not _concrete(value) or value > 0, f"{name}: found {value}; allowed is a finite number above 0")
+
+
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     """ValueError unless ``value`` is one of the words; names the nearest."""
     allowed = sorted(allowed)

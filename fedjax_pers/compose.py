@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pers.aggregators import Aggregator, Server, mean
+from fedjax_pers.aggregators import Aggregator, Collected, Sender, Server, mean
 from fedjax_pers.aggregators.base import finished, taken
 from fedjax_pers.base import Array, Cohort, Context, Leaves, Metrics, Parts, Report, State, Task
 from fedjax_pers.executors import Executor
@@ -21,6 +21,9 @@ from fedjax_pers.layouts import Layout, LayoutMaker, by_role
 from fedjax_pers.local import ClientUpdate, train
 from fedjax_pers.paths import everything
 from fedjax_pers.trees import all_finite, gather_rows, scatter_rows, stack_rows, where
+
+SAID = "said/"
+"""What a client says beside its leaves goes by these names in an upload."""
 
 
 class Recipe(NamedTuple):
@@ -73,6 +76,7 @@ class Outcome(NamedTuple):
 
     row: Leaves
     report: Report
+    said: dict[str, Array]
     weight: Array
     rejected: Array
     empty: Array
@@ -112,8 +116,8 @@ def compose(
     update, aggregator = client or train(), aggregator or mean()
 
     def init(params: Any, key: Array | int, *, num_clients: int) -> State:
-        parts = jax.tree.map(jnp.array, bound.init(params))
-        server = aggregator.init(parts.shared, bound.trainable & frozenset(parts.shared), num_clients)
+        parts, shared = _starting(bound, aggregator, params, key)
+        server = aggregator.init(shared, bound.trainable & frozenset(shared), num_clients)
         return State(
             shared=server.shared,
             rows=stack_rows(parts.personal, num_clients),
@@ -133,20 +137,21 @@ def compose(
 
         def one(common: tuple[State, Cohort], item: _Item) -> tuple[Any, Outcome]:
             state, cohort = common
-            download, parts, report = _visit(bound, update, aggregator, state, cohort, item)
-            upload = _upload(parts)
-            accepted = item.valid & all_finite(upload) & all_finite(parts.personal)
+            visit = _visit(bound, update, aggregator, state, cohort, item)
+            parts, report, sender = visit.parts, visit.report, visit.sender
+            accepted = item.valid & all_finite((parts.shared, parts.personal, sender.said))
             counts = accepted & (report.steps > 0)
-            weight = jnp.where(counts, aggregator.weigh(item.context(cohort, state, parts), report), 0.0)
-            summand, kept = taken(aggregator, weight, counts, download, upload)
+            weight = jnp.where(counts, aggregator.weigh(_server(state), sender), 0.0)
+            summand, kept = taken(aggregator, weight, counts, visit.received, parts.shared, sender)
+            rejected, empty = item.valid & ~accepted, item.valid & (report.steps == 0)
             row = where(counts, parts.personal, item.row)
-            return summand, Outcome(row, report, weight, item.valid & ~accepted, item.valid & (report.steps == 0), kept)
+            return summand, Outcome(row, report, sender.said, weight, rejected, empty, kept)
 
         total, out = map_reduce(chosen, one, (state._replace(rows={}), cohort), items, items.size)
         out = jax.tree.map(lambda x: x[: cohort.ids.shape[0]], out)
         trainable = bound.trainable & frozenset(state.shared)
-        after = finished(aggregator, server, total, out.kept, out.weight, trainable)
         took_part = cohort.valid & ~out.rejected & ~out.empty
+        after = finished(aggregator, server, Collected(total, out.kept, out.weight, cohort.ids, took_part), trainable)
         new = state._replace(
             shared=after.shared,
             opt=after.opt,
@@ -164,8 +169,8 @@ def compose(
 
         def one(common: tuple[State, Cohort], item: _Item) -> tuple[tuple, Any]:
             state, cohort = common
-            parts = Parts(aggregator.render(_server(state), item.id), item.row, state.frozen)
-            context = item.context(cohort, state, parts)
+            download = (aggregator.deliver or aggregator.render)(_server(state), item.id)
+            parts, context = _settled(bound, aggregator, download, state, cohort, item)
             if newcomer is not None:
                 parts = _if_unseen(newcomer, bound, parts, context)
             variables = bound.view("model").read(parts)
@@ -175,18 +180,18 @@ def compose(
         return jax.tree.map(lambda x: x[:count], models)
 
     def common(state: State) -> Any:
-        return bound.view(bound.common).read(Parts(state.shared, state.fresh, state.frozen))
+        return bound.view(bound.common).read(Parts(aggregator.whole(_server(state)), state.fresh, state.frozen))
 
     def exchange(
         state: State, cohort: Cohort, key: Array | int, tamper: Callable[[Leaves], Leaves] = lambda row: row
     ) -> tuple[Leaves, Leaves, Leaves]:
         items = _items(state, _ordered(cohort), as_key(key), "train", 0)
         first = jax.tree.map(lambda x: x[0], items)
-        download, parts, _ = _visit(bound, update, aggregator, state, cohort, first)
-        parts = parts._replace(personal=tamper(parts.personal))
-        return download, _upload(parts), parts.personal
+        visit = _visit(bound, update, aggregator, state, cohort, first)
+        parts = visit.parts._replace(personal=tamper(visit.parts.personal))
+        return visit.download, _upload(parts, visit.sender.said), parts.personal
 
-    whole = common if bound.common else None
+    whole = common if bound.common and aggregator.whole else None
     return Algorithm(init, step, personalize, task, whole, exchange, bound, participation, executor)
 
 
@@ -214,6 +219,16 @@ def with_executor(algorithm: Algorithm, executor: Executor) -> Algorithm:
         executor=algorithm.executor or executor,
         recipe=recipe,
     )
+
+
+def _starting(layout: Layout, aggregator: Aggregator, params: Any, key: Array | int) -> tuple[Parts, Leaves]:
+    """First parts, and the server's shared leaves: those, or stacked with those of further random starts."""
+    parts = jax.tree.map(jnp.array, layout.init(params))
+    if aggregator.starts == 1:
+        return parts, parts.shared
+    keys = [fold_name(as_key(key), f"start {number}") for number in range(1, aggregator.starts)]
+    others = [layout.init(layout.task.init(key)).shared for key in keys]
+    return parts, jax.tree.map(lambda *x: jnp.stack(x), parts.shared, *others)
 
 
 class _Item(NamedTuple):
@@ -254,19 +269,52 @@ def _server(state: State) -> Server:
     return Server(state.shared, state.opt, state.aux)
 
 
+class _Visit(NamedTuple):
+    """A client's round: what was sent to it, the leaves that it trained, its parts afterwards, and what it says."""
+
+    download: Leaves
+    received: Leaves
+    parts: Parts
+    report: Report
+    sender: Sender
+
+
+def _received(
+    layout: Layout, aggregator: Aggregator, download: Leaves, state: State, cohort: Cohort, item: _Item
+) -> tuple[Parts, dict[str, Array], Context]:
+    """A client's parts before it trains, what it says of its download, and what it knows."""
+    parts = Parts(download, item.row, state.frozen)
+    said = aggregator.ask(layout, parts, item.context(cohort, state, parts))
+    parts = parts._replace(shared=aggregator.pick(download, said))
+    return parts, said, item.context(cohort, state, parts)
+
+
+def _settled(
+    layout: Layout, aggregator: Aggregator, download: Leaves, state: State, cohort: Cohort, item: _Item
+) -> tuple[Parts, Context]:
+    """A client's parts and what it knows, before it predicts."""
+    if aggregator.settle is None:
+        parts, _, context = _received(layout, aggregator, download, state, cohort, item)
+        return parts, context
+    parts = Parts(download, item.row, state.frozen)
+    parts = parts._replace(shared=aggregator.settle(layout, parts, item.context(cohort, state, parts)))
+    return parts, item.context(cohort, state, parts)
+
+
 def _visit(
     layout: Layout, update: ClientUpdate, aggregator: Aggregator, state: State, cohort: Cohort, item: _Item
-) -> tuple[Leaves, Parts, Report]:
-    """A client's round: what it receives, its parts afterwards (``shared`` is the upload), and its report."""
+) -> _Visit:
     download = aggregator.render(_server(state), item.id)
-    received = Parts(download, item.row, state.frozen)
-    parts, report = update(layout, received, item.context(cohort, state, received))
-    return download, parts, report
+    received, said, context = _received(layout, aggregator, download, state, cohort, item)
+    parts, report = update(layout, received, context)
+    sizes = jnp.where(cohort.valid, cohort.size, 0)
+    sender = Sender(item.id, item.size, report, said, cohort.ids, sizes)
+    return _Visit(download, received.shared, parts, report, sender)
 
 
-def _upload(parts: Parts) -> Leaves:
-    """What leaves the client: its shared leaves, whatever the client update did to the others."""
-    return parts.shared
+def _upload(parts: Parts, said: dict[str, Array]) -> Leaves:
+    """What leaves the client: its shared leaves, whatever the client update did to the others, and what it says."""
+    return parts.shared | {f"{SAID}{name}": x for name, x in said.items()}
 
 
 def _if_unseen(newcomer: ClientUpdate, layout: Layout, parts: Parts, context: Context) -> Parts:
@@ -292,6 +340,7 @@ def _metrics(cohort: Cohort, out: Outcome, before: Leaves, after: Leaves) -> Met
         steps=jnp.where(cohort.valid, out.report.steps, 0),
         examples=jnp.where(cohort.valid, cohort.size, 0),
         weight=out.weight / jnp.where(mass > 0, mass, 1),
+        said=out.said,
         rejected=out.rejected,
         empty=out.empty,
         transmitted=cohort.valid & out.report.transmitted,

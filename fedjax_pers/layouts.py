@@ -71,6 +71,20 @@ class Layout(NamedTuple):
 LayoutMaker = Callable[[Task], Layout]
 
 
+def shared_shapes(layout: Layout) -> Leaves:
+    """Shapes of the leaves that travel, by name."""
+    return jax.eval_shape(lambda: layout.init(layout.task.init(jax.random.key(0)))).shared
+
+
+def shared_or_refused(make: LayoutMaker, task: Task) -> LayoutMaker:
+    """The same layout; ValueError where it leaves nothing shared, for methods whose server works on shared leaves."""
+    layout = make(task)
+    require(
+        bool(shared_shapes(layout)), "personal: nothing is left to be shared, and this method's server works on that"
+    )
+    return make
+
+
 def leaves_of(parts: Parts, role: str = "all") -> Leaves:
     """The leaves of a role: ``"shared"``, ``"personal"``, or ``"all"`` (both)."""
     if role == "all":

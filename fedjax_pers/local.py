@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report
-from fedjax_pers.batches import loop
+from fedjax_pers.batches import loop, sweep
 from fedjax_pers.checks import number, positive_int, require
 from fedjax_pers.features import remembered
 from fedjax_pers.layouts import OWN, Layout, leaves_of, replace, trainable_leaves
@@ -177,6 +177,61 @@ def descend(
     start = (moving, tx.init(training), no_losses())
     (moving, _, losses), steps = loop(step, start, context, **schedule)
     return replace(parts, moving), report_of(losses, steps, layout, parts)
+
+
+def full_gradient(
+    layout: Layout, parts: Parts, context: Context, training: Leaves, objective: Objective, *, batch_size: int
+) -> tuple[Leaves, Leaves, Array]:
+    """The gradient of the mean loss over all of a client's examples, by batches.
+
+    Returns:
+      It, with the names of ``training``; the tracked leaves (running statistics) after the pass; the mean loss.
+    """
+    still = {name: x for name, x in leaves_of(parts).items() if name not in layout.trainable}
+
+    def add_batch(carry: Any, batch: Batch) -> Any:
+        total, still, losses = carry
+
+        def loss_of(training: Leaves) -> tuple[Array, Leaves]:
+            return objective(layout, replace(parts, still | training), context.received, batch, context.key)
+
+        (loss, tracked), grads = jax.value_and_grad(loss_of, has_aux=True)(training)
+        weight = batch["weight"].sum()
+        total = jax.tree.map(lambda t, g: t + weight * g, total, grads)
+        return (
+            total,
+            still | {name: tracked[name].astype(still[name].dtype) for name in tracked},
+            losses.plus(loss, batch),
+        )
+
+    start = jax.tree.map(jnp.zeros_like, training), still, no_losses()
+    total, still, losses = sweep(add_batch, start, context, batch_size=batch_size)
+    return jax.tree.map(lambda t: t / jnp.maximum(context.size, 1), total), still, losses.mean()
+
+
+def full_step(
+    lr: Any = 0.1, *, batch_size: int = 32, objective: Objective | None = None, roles: str = "all"
+) -> ClientUpdate:
+    """One step along the gradient of the mean loss over all of the client's examples: ``w <- w - lr grad f_i(w)``.
+
+    Args:
+      lr: step size.
+      batch_size: examples at once; it changes the memory that is needed, not the result.
+      objective: what is minimised; the task's loss by default.
+      roles: as in :func:`train`.
+    """
+    positive_int("batch_size", batch_size)
+    number("lr", lr, low=0)
+    objective = objective or task_loss()
+
+    def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+        training = trainable_leaves(layout, parts, roles)
+        gradient, still, loss = full_gradient(layout, parts, context, training, objective, batch_size=batch_size)
+        moved = jax.tree.map(lambda x, g: (x - lr * g).astype(x.dtype), training, gradient)
+        steps = (context.size > 0).astype(jnp.int32)
+        return replace(parts, still | moved), Report(loss, steps, jnp.array(bool(parts.shared)))
+
+    return update
 
 
 def moving_leaves(layout: Layout, parts: Parts, training: Leaves) -> Leaves:

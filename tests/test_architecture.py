@@ -31,6 +31,7 @@ LAYERS = {
         "checks",
         "batches",
         "config",
+        "judging",
     },
     1: {"layouts", "objectives", "features", "local", "aggregators", "executors", "stores", "tasks", "models", "data"},
     2: {"compose", "wrappers", "evaluation", "privacy", "traffic"},

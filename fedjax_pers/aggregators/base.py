@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pers.base import Array, Context, Leaves, Report
+from fedjax_pers.base import Array, Context, Leaves, Parts, Report
+from fedjax_pers.layouts import Layout
 from fedjax_pers.trees import all_finite
 
 
@@ -21,6 +22,41 @@ class Server(NamedTuple):
     aux: Any
 
 
+class Sender(NamedTuple):
+    """What the server knows of a client whose upload arrives (scalars).
+
+    Attributes:
+      id: its row.
+      size: its number of training examples.
+      report: of its training.
+      said: what ``Aggregator.ask`` made it say.
+      cohort: rows of all clients of the round, ``[clients]``.
+      sizes: their numbers of training examples, ``[clients]``; 0 for padding.
+    """
+
+    id: Array
+    size: Array
+    report: Report
+    said: dict[str, Array]
+    cohort: Array
+    sizes: Array
+
+
+def nothing_asked(layout: Layout, parts: Parts, context: Context) -> dict[str, Array]:
+    """Clients send their leaves and no more."""
+    return {}
+
+
+def whole_download(download: Leaves, said: dict[str, Array]) -> Leaves:
+    """A client trains what it received."""
+    return download
+
+
+def shared_leaves(server: Server) -> Leaves:
+    """The global model of most methods."""
+    return server.shared
+
+
 class Aggregator(NamedTuple):
     """How uploads change the server, as pure functions that add up over clients.
 
@@ -28,33 +64,55 @@ class Aggregator(NamedTuple):
       init: ``init(shared, trainable, num_clients) -> Server``. ``trainable`` are the names that the server optimiser
         may act on; all others (running statistics, counters) are averaged plainly.
       render: ``render(server, id) -> download``, what a client receives; the default is a copy of the shared leaves.
-      weigh: ``weigh(context, report) -> scalar``, how much a client counts; not normalised.
-      lift: ``lift(weight, download, upload) -> summand``; summands of the cohort are added in ascending order of id.
+      weigh: ``weigh(server, sender) -> scalar``, how much a client counts; not normalised.
+      lift: ``lift(weight, received, upload, sender) -> summand``, from the leaves that training began and ended with;
+        summands of the cohort are added in ascending order of id.
       finish: ``finish(server, total, trainable) -> Server``; must leave the server as it was when nothing was received.
-      collect: ``collect(download, upload) -> kept``, for aggregators that must see all clients at once (a median).
-        Where it is given, ``total`` is :class:`Collected`; else no array ``[clients, parameters]`` is ever made.
+      collect: ``collect(received, upload, sender) -> kept``, for aggregators that must see all clients at once (a
+        median, weights by client). Where it is given, ``total`` is :class:`Collected`; what it returns is kept of each
+        client, so that an array ``[clients, parameters]`` is made only by aggregators that return leaves here.
+      ask: ``ask(layout, parts, context) -> said``, numbers that a client computes of its download (``parts.shared``)
+        before it trains, and sends along: a loss, the number of the model that fits best.
+      says: the names of those numbers.
+      pick: ``pick(download, said) -> received``, the leaves that it trains.
+      deliver: ``deliver(server, id) -> download`` of a client that predicts; ``render`` where it is ``None``.
+      settle: ``settle(layout, parts, context) -> received``, what that client makes of it; ``ask`` and ``pick`` where
+        it is ``None``.
+      whole: ``whole(server) -> leaves`` of the global model; ``None`` where there is no such model.
+      starts: shared leaves are stacked from so many random starts, ``[starts, ...]``, where it is more than 1.
     """
 
     init: Callable[[Leaves, frozenset[str], int], Server]
     render: Callable[[Server, Array], Leaves]
-    weigh: Callable[[Context, Report], Array]
-    lift: Callable[[Array, Leaves, Leaves], Any]
+    weigh: Callable[[Server, Sender], Array]
+    lift: Callable[[Array, Leaves, Leaves, Sender], Any]
     finish: Callable[[Server, Any, frozenset[str]], Server]
-    collect: Callable[[Leaves, Leaves], Any] | None = None
+    collect: Callable[[Leaves, Leaves, Sender], Any] | None = None
+    ask: Callable[[Layout, Parts, Context], dict[str, Array]] = nothing_asked
+    says: tuple[str, ...] = ()
+    pick: Callable[[Leaves, dict[str, Array]], Leaves] = whole_download
+    deliver: Callable[[Server, Array], Leaves] | None = None
+    settle: Callable[[Layout, Parts, Context], Leaves] | None = None
+    whole: Callable[[Server], Leaves] | None = shared_leaves
+    starts: int = 1
 
 
 class Collected(NamedTuple):
-    """What an aggregator that collects is given at the end.
+    """What an aggregator that collects is given at the end; everything else has the leading axis ``[clients]``.
 
     Attributes:
       total: the sum of the summands.
       each: what was collected of each client, ``[clients, ...]`` in ascending order of id.
-      weight: ``[clients]``; 0 for padding and for those that were left out.
+      weight: 0 for padding and for those that were left out.
+      ids: rows of the clients; the number of clients for padding.
+      accepted: neither padding, nor left out, nor without a step.
     """
 
     total: Any
     each: Any
     weight: Array
+    ids: Array
+    accepted: Array
 
 
 def copy_to_all(server: Server, client_id: Array) -> Leaves:
@@ -62,27 +120,34 @@ def copy_to_all(server: Server, client_id: Array) -> Leaves:
     return server.shared
 
 
-def taken(aggregator: Aggregator, weight: Array, accepted: Array, download: Leaves, upload: Leaves) -> tuple[Any, Any]:
+def taken(
+    aggregator: Aggregator, weight: Array, accepted: Array, received: Leaves, upload: Leaves, sender: Sender
+) -> tuple[Any, Any]:
     """The summand of a client and what is collected of it.
 
     Where it is not accepted the summand is exactly zero, and what is collected that of an upload that changes nothing:
     select first, then scale (0 * NaN is NaN).
     """
-    upload = jax.tree.map(lambda up, down: jnp.where(accepted, up, down), upload, download)
-    kept = None if aggregator.collect is None else aggregator.collect(download, upload)
-    return aggregator.lift(jnp.where(accepted, weight, 0.0), download, upload), kept
+    upload = jax.tree.map(lambda up, down: jnp.where(accepted, up, down), upload, received)
+    sender = sender._replace(said={name: jnp.where(accepted, x, jnp.zeros_like(x)) for name, x in sender.said.items()})
+    kept = None if aggregator.collect is None else aggregator.collect(received, upload, sender)
+    return aggregator.lift(jnp.where(accepted, weight, 0.0), received, upload, sender), kept
 
 
-def finished(
-    aggregator: Aggregator, server: Server, total: Any, each: Any, weight: Array, trainable: frozenset[str]
-) -> Server:
+def finished(aggregator: Aggregator, server: Server, collected: Collected, trainable: frozenset[str]) -> Server:
     """The server after all clients."""
-    received = total if aggregator.collect is None else Collected(total, each, weight)
-    return aggregator.finish(server, received, trainable)
+    return aggregator.finish(server, collected.total if aggregator.collect is None else collected, trainable)
 
 
 def aggregate(
-    aggregator: Aggregator, server: Server, uploads: Leaves, weights: Any, *, trainable: frozenset[str] | None = None
+    aggregator: Aggregator,
+    server: Server,
+    uploads: Leaves,
+    weights: Any = None,
+    *,
+    ids: Any = None,
+    said: Mapping[str, Any] | None = None,
+    trainable: frozenset[str] | None = None,
 ) -> tuple[Server, dict[str, Array]]:
     """One server step on stacked uploads, outside any simulation.
 
@@ -99,45 +164,73 @@ def aggregate(
       aggregator: for example :func:`~fedjax_pers.aggregators.mean`.
       server: made by ``aggregator.init``.
       uploads: leaves ``[clients, ...]`` with the names of ``server.shared``.
-      weights: ``[clients]``, finite and not negative (checked where they are not traced).
+      weights: ``[clients]``, finite and not negative (checked where they are not traced); by default what the
+        aggregator gives clients of one example each.
+      ids: rows of the clients, ``[clients]``; ``0 .. clients - 1`` by default.
+      said: what clients sent along, ``{name: [clients, ...]}``, for aggregators that ask (a loss: ``{"loss": ...}``).
       trainable: the names that ``aggregator.init`` was given; all leaves by default.
 
     Returns:
-      The server, and ``{"rejected": bool [clients], "skipped": bool}``.
+      The server, and ``{"rejected": bool [clients], "skipped": bool, "weights": [clients]}``.
     """
     trainable = frozenset(server.shared) if trainable is None else trainable
-    _check(server, uploads, weights, trainable)
-    weights = jnp.asarray(weights, jnp.float32)
-    ids = jnp.arange(weights.shape[0])
-    accepted = jax.vmap(all_finite)(uploads) if uploads else jnp.ones(ids.shape, bool)
+    uploads, said = dict(uploads), {name: jnp.asarray(x) for name, x in (said or {}).items()}
+    if weights is not None and np.ndim(weights) != 1:
+        raise ValueError(f"weights: found shape {np.shape(weights)}; expected [clients], a number for each client")
+    clients = np.shape(next(iter(uploads.values())) if weights is None else weights)[0]
+    ids = jnp.arange(clients) if ids is None else jnp.asarray(ids, jnp.int32)
+    unknown = Report(jnp.float32(jnp.nan), jnp.int32(1), jnp.array(True))
 
-    def add(total: Any, item: tuple[Any, Array, Array, Array]) -> tuple[Any, Any]:
-        upload, weight, ok, client_id = item
-        summand, kept = taken(aggregator, weight, ok, aggregator.render(server, client_id), upload)
+    def sender_of(client: Array, said: dict[str, Array]) -> Sender:
+        return Sender(client, jnp.int32(1), unknown, said, ids, jnp.ones_like(ids))
+
+    def received_by(sender: Sender) -> Leaves:
+        return aggregator.pick(aggregator.render(server, sender.id), sender.said)
+
+    if set(said) != set(aggregator.says):
+        raise ValueError(f"said: found {sorted(said)}; clients of this aggregator say {sorted(aggregator.says)}")
+    one_said = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), said)
+    received = jax.eval_shape(lambda said: received_by(sender_of(jnp.int32(0), said)), one_said)
+    _check(received, uploads, clients, trainable)
+    if weights is None:
+        weights = jax.vmap(lambda client, said: aggregator.weigh(server, sender_of(client, said)))(ids, said)
+    _check_weights(weights)
+    weights = jnp.asarray(weights, jnp.float32)
+    accepted = jax.vmap(all_finite)((uploads, said)) if uploads or said else jnp.ones(ids.shape, bool)
+
+    def one(item: Any) -> tuple[Any, Any]:
+        upload, said, weight, ok, client = item
+        sender = sender_of(client, said)
+        return taken(aggregator, weight, ok, received_by(sender), upload, sender)
+
+    def add(total: Any, item: Any) -> tuple[Any, Any]:
+        summand, kept = one(item)
         return jax.tree.map(jnp.add, total, summand), kept
 
-    first = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), uploads)
-    shape = jax.eval_shape(lambda u: aggregator.lift(jnp.float32(0), aggregator.render(server, jnp.int32(0)), u), first)
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
-    total, each = jax.lax.scan(add, zero, (uploads, weights, accepted, ids))
+    items = (uploads, said, weights, accepted, ids)
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), items)
+    shape, _ = jax.eval_shape(one, first)
+    total, each = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), items)
     counted = jnp.where(accepted, weights, 0.0)
-    info = {"rejected": ~accepted, "skipped": ~(counted.sum() > 0)}
-    return finished(aggregator, server, total, each, counted, trainable), info
+    info = {"rejected": ~accepted, "skipped": ~(counted.sum() > 0), "weights": counted}
+    return finished(aggregator, server, Collected(total, each, counted, ids, accepted), trainable), info
 
 
-def _check(server: Server, uploads: Leaves, weights: Any, trainable: frozenset[str]) -> None:
-    strangers = sorted(trainable - set(server.shared))
+def _check(received: Leaves, uploads: Leaves, clients: int, trainable: frozenset[str]) -> None:
+    strangers = sorted(trainable - set(received))
     if strangers:
-        raise ValueError(f"trainable: found {strangers}; the server has {sorted(server.shared)}")
-    if set(uploads) != set(server.shared):
-        raise ValueError(f"uploads: found leaves {sorted(uploads)}; the server has {sorted(server.shared)}")
-    clients = np.shape(weights)
+        raise ValueError(f"trainable: found {strangers}; the server has {sorted(received)}")
+    if set(uploads) != set(received):
+        raise ValueError(f"uploads: found leaves {sorted(uploads)}; the server has {sorted(received)}")
     for name, x in uploads.items():
-        if np.shape(x) != (*clients, *np.shape(server.shared[name])) or len(clients) != 1:
+        if np.shape(x) != (clients, *received[name].shape):
             raise ValueError(
                 f"uploads[{name!r}]: found shape {np.shape(x)}; expected [clients, ...] = "
-                f"{(*clients, *np.shape(server.shared[name]))} for weights of shape {clients}"
+                f"{(clients, *received[name].shape)} for {clients} clients"
             )
+
+
+def _check_weights(weights: Any) -> None:
     if not isinstance(weights, jax.core.Tracer):
         found = np.asarray(weights, np.float64)
         bad = np.flatnonzero(~np.isfinite(found) | (found < 0))

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pers.aggregators.base import Aggregator, Server, copy_to_all
-from fedjax_pers.base import Array, Context, Leaves, Report
+from fedjax_pers.aggregators.base import Aggregator, Sender, Server, copy_to_all
+from fedjax_pers.base import Array, Leaves
 from fedjax_pers.checks import one_of
 
 Weights = Literal["examples", "uniform"]
@@ -72,8 +72,8 @@ def client_weight(weights: Weights) -> Any:
     """``weigh`` of an aggregator: a client counts by its training examples, or every client counts 1."""
     one_of("weights", weights, ("examples", "uniform"))
 
-    def weigh(context: Context, report: Report) -> Array:
-        return context.size.astype(jnp.float32) if weights == "examples" else jnp.ones((), jnp.float32)
+    def weigh(server: Server, sender: Sender) -> Array:
+        return sender.size.astype(jnp.float32) if weights == "examples" else jnp.ones((), jnp.float32)
 
     return weigh
 
@@ -96,8 +96,8 @@ def mean(optimizer: optax.GradientTransformation | None = None, *, weights: Weig
     """
     step = server_step(optimizer)
 
-    def lift(weight: Array, download: Leaves, upload: Leaves) -> Any:
-        return weighted_difference(weight, download, upload), weight
+    def lift(weight: Array, received: Leaves, upload: Leaves, sender: Sender) -> Any:
+        return weighted_difference(weight, received, upload), weight
 
     def finish(server: Server, total: Any, trainable: frozenset[str]) -> Server:
         summed, mass = total

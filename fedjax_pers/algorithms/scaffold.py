@@ -8,15 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pers.aggregators import Aggregator, Server, mean
+from fedjax_pers.aggregators import Aggregator, Sender, Server, mean
 from fedjax_pers.aggregators.base import copy_to_all
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report, Task
-from fedjax_pers.batches import sweep
 from fedjax_pers.checks import number, one_of
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Layout, Statistics, by_role, replace, trainable_leaves
-from fedjax_pers.local import ClientUpdate, train
+from fedjax_pers.local import ClientUpdate, full_gradient, train
 from fedjax_pers.objectives import add, task_loss
 
 _SERVER, _CLIENT = "control/", "client_control/"
@@ -110,7 +109,7 @@ def _renewing_control(descent: ClientUpdate, lr: Any, option: str, batch_size: i
         x, y = (trainable_leaves(layout, each, "shared") for each in (parts, after))
         own = {n: parts.personal[_CLIENT + n] for n in x}
         if option == "I":
-            renewed = _full_gradient(layout, parts, context, x, batch_size)
+            renewed, _, _ = full_gradient(layout, parts, context, x, task_loss(), batch_size=batch_size)
         else:
             scale = lr * jnp.maximum(report.steps, 1)
             renewed = {n: own[n] - parts.shared[_SERVER + n] + (x[n] - y[n]) / scale for n in x}
@@ -119,20 +118,6 @@ def _renewing_control(descent: ClientUpdate, lr: Any, option: str, batch_size: i
         return replace(after, {**sent, **{_CLIENT + n: c for n, c in renewed.items()}}), report
 
     return update
-
-
-def _full_gradient(layout: Layout, parts: Parts, context: Context, x: Leaves, batch_size: int) -> Leaves:
-    """The gradient of the mean loss over all of the client's examples."""
-
-    def add_batch(total: Leaves, batch: Batch) -> Leaves:
-        def loss(x: Leaves) -> Array:
-            return task_loss()(layout, replace(parts, x), parts, batch, context.key)[0]
-
-        weight = batch["weight"].sum()
-        return jax.tree.map(lambda t, g: t + weight * g, total, jax.grad(loss)(x))
-
-    total = sweep(add_batch, jax.tree.map(jnp.zeros_like, x), context, batch_size=batch_size)
-    return jax.tree.map(lambda t: t / jnp.maximum(context.size, 1), total)
 
 
 def _mean_with_controls(server_lr: Any, weights: str) -> Aggregator:
@@ -149,9 +134,9 @@ def _mean_with_controls(server_lr: Any, weights: str) -> Aggregator:
             shared=shared, aux={"num_clients": jnp.asarray(num_clients, jnp.float32)}
         )
 
-    def lift(weight: Array, download: Leaves, upload: Leaves) -> Any:
-        change = jax.tree.map(jnp.subtract, controls(upload), controls(download))
-        return base.lift(weight, model(download), model(upload)), change
+    def lift(weight: Array, received: Leaves, upload: Leaves, sender: Sender) -> Any:
+        change = jax.tree.map(jnp.subtract, controls(upload), controls(received))
+        return base.lift(weight, model(received), model(upload), sender), change
 
     def finish(server: Server, total: Any, trainable: frozenset[str]) -> Server:
         summed, change = total

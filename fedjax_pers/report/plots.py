@@ -122,7 +122,7 @@ def learning_curves(
     enlarged.set_title("the last third, enlarged", fontsize=10)
     whole.set_ylabel(score)
     _label_at_right(enlarged, {method: _end(curve.rounds, curve.accuracy) for method, curve in curves.items()}, styles)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def accuracy_against_traffic(
@@ -179,7 +179,7 @@ def accuracy_against_traffic(
     whole.set_ylabel(score)
     ends = {method: (last, _end(curve.megabytes, curve.accuracy)[1]) for method, curve in curves.items()}
     _label_at_right(enlarged, ends, styles, notes=dict.fromkeys(silent, " (sends nothing)"))
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def accuracy_ecdf(
@@ -224,7 +224,7 @@ def accuracy_ecdf(
     axes.legend(
         loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, title="method, worst client, mean", alignment="left"
     )
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _curves(histories: Histories, *, needs_traffic: bool) -> dict[str, Curve]:
@@ -342,7 +342,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     """Writes the figure at once, the same bytes for the same data."""
     path = Path(path)
     content = io.BytesIO()

@@ -68,8 +68,9 @@ def training_pools(
     draw = _draw(sampler, federation.num_clients)
 
     def of_rounds(first: int, count: int) -> Pool:
-        ids = [np.asarray(draw(key, jnp.int32(round))) for round in range(first, first + count)]
-        return everywhere(pool_of_clients(federation, "train", np.unique(ids)), devices)
+        ids = np.unique([np.asarray(draw(key, jnp.int32(round))) for round in range(first, first + count)])
+        there = ids[ids < federation.num_clients]
+        return everywhere(pool_of_clients(federation, "train", there), devices)
 
     return of_rounds
 

@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec
 
 from fedjax_pers.base import Array, Cohort, Metrics, State
 from fedjax_pers.compose import Algorithm
-from fedjax_pers.evaluation.evaluate import evaluate, evaluate_one
+from fedjax_pers.evaluation.evaluate import evaluate
 from fedjax_pers.executors.lanes import CLIENTS, mesh_of
+from fedjax_pers.judging import mean_metrics
 from fedjax_pers.keys import round_key
 from fedjax_pers.once import traced
 from fedjax_pers.simulate.placement import everywhere, placed, places
@@ -35,11 +36,11 @@ class Pool(NamedTuple):
     room: Array
 
     def cohort(self, index: Array) -> Cohort:
-        """The cohort of the clients at these places."""
-        valid = jnp.ones(index.shape, bool)
-        return Cohort(
-            self.ids[index], self.tags[index], self.start[index], self.size[index], valid, self.data, self.room
-        )
+        """The cohort of the clients at these places; a place past the end is nobody's."""
+        count = self.ids.shape[0]
+        valid, at = index < count, jnp.minimum(index, count - 1)
+        ids = jnp.where(valid, self.ids[at], index)
+        return Cohort(ids, self.tags[at], self.start[at], self.size[at], valid, self.data, self.room)
 
 
 class _Static(NamedTuple):
@@ -179,7 +180,7 @@ def evaluation_program(static: _Static, group: int) -> Callable:
                 return own, {}
 
             def judge(start: Array, size: Array) -> dict[str, Array]:
-                return evaluate_one(algorithm.task, whole, judged.data, start, size)
+                return mean_metrics(algorithm.task, whole, judged.data, start, size)
 
             return own, jax.vmap(judge)(cohort.start, cohort.size)
 

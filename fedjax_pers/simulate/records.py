@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_pers.base import Metrics
@@ -56,9 +57,17 @@ class Ledger:
             "train_loss_weighted_mean": loss[0],
             "train_loss_unweighted_mean": loss[1],
             "update_norm": metrics.update_norm,
+            **self._said(metrics, here),
             **{f"megabytes_{way}": moved[way] / _MEGABYTE for way in moved},
             **{f"total_megabytes_{way}": self._total[way] / _MEGABYTE for way in moved},
         }
+
+    def _said(self, metrics: Metrics, here: np.ndarray) -> Row:
+        """Where clients say something that the server goes by: who, how much they count, and what they said."""
+        if not metrics.said:
+            return {}
+        said = {name: values[here].tolist() for name, values in metrics.said.items()}
+        return {"clients": self._names(metrics.ids[here]), "weights": metrics.weight[here].tolist(), "said": said}
 
     def _names(self, ids: np.ndarray) -> list[Any]:
         return [self._federation.client_ids[index] for index in ids]
@@ -69,11 +78,13 @@ def _bytes(megabytes: float) -> int:
 
 
 def _of_round(metrics: Metrics, place: int) -> Metrics:
-    return Metrics(*(each[place] for each in metrics))
+    return jax.tree.map(lambda x: x[place], metrics)
 
 
 def _reason(metrics: Metrics) -> str:
     rejected, empty = int(metrics.rejected.sum()), int((metrics.empty & ~metrics.rejected).sum())
+    if not rejected and not empty:
+        return "nobody took part"
     cases = ((rejected, "sent something not finite"), (empty, "had nothing to train on"))
     return "no upload was accepted: " + ", ".join(f"{count} {what}" for count, what in cases if count)
 

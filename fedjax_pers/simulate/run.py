@@ -245,4 +245,5 @@ def chosen_sampler(
 
 
 def _no_metrics() -> Metrics:
-    return Metrics(*(np.zeros((0, 0)) for _ in Metrics._fields))
+    nobody: dict[str, Any] = {name: np.zeros((0, 0)) for name in Metrics._fields}
+    return Metrics(**nobody | {"said": {}})

@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_pers.aggregators import aggregate, mean
-from fedjax_pers.base import Context, Parts
+from fedjax_pers.aggregators import Sender, aggregate, mean
 from tests.toys import same_bits
 
 BROKEN = [np.nan, np.inf, -np.inf]
@@ -83,9 +82,7 @@ def test_server_momentum_over_three_rounds():
 
 @pytest.mark.parametrize(("weights", "expected"), [("examples", 7), ("uniform", 1)])
 def test_how_much_a_client_counts(weights, expected):
-    key, nothing = jax.random.key(0), Parts({}, {}, {})
-    context = Context({}, jnp.int32(3), jnp.int32(7), key, key, jnp.array(False), jnp.int32(0), nothing)
-    weight = mean(weights=weights).weigh(context, None)
+    weight = mean(weights=weights).weigh(None, Sender(jnp.int32(3), jnp.int32(7), None, {}, None, None))
     assert weight == expected and weight.dtype == jnp.float32
 
 
@@ -176,9 +173,9 @@ def test_uploads_that_are_all_broken_change_neither_leaves_nor_optimiser(value):
         ([1, -1], r"weights: client 1 has -1\.0; allowed are finite numbers of at least 0"),
         ([np.nan, 1], "weights: client 0 has nan"),
         ([1, np.inf], "weights: client 1 has inf"),
-        ([[1, 1]], r"uploads\['w'\]: found shape \(2, 2\); .* for weights of shape \(1, 2\)"),
+        ([[1, 1]], r"weights: found shape \(1, 2\); expected \[clients\]"),
         ([1, 1, 1], r"uploads\['w'\]: found shape \(2, 2\); expected \[clients, \.\.\.\] = \(3, 2\)"),
-        (1.0, r"for weights of shape \(\)"),
+        (1.0, r"weights: found shape \(\); expected \[clients\]"),
     ],
 )
 def test_weights_that_make_no_sense(weights, message):

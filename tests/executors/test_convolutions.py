@@ -77,6 +77,40 @@ def test_under_vmap_for_clients_with_their_own_images_kernels_or_both(axes: tupl
         assert_close(compiled(functools.partial(everything, fast_convolutions))(arrays), expected, 1e-10)
 
 
+def in_a_scan(convolve: Any) -> Any:
+    """Two steps, of which the second sees another image."""
+
+    def scanned(lhs: Any, rhs: Any) -> Any:
+        return lax.scan(lambda scale, _: (scale * 2, convolve(lhs * scale, rhs)), jnp.ones((), lhs.dtype), length=2)[1]
+
+    return scanned
+
+
+def of_two_clients(convolve: Any) -> Any:
+    """Two kernels and two images at once."""
+
+    def both(lhs: Any, rhs: Any) -> Any:
+        return jax.vmap(convolve)(jnp.stack([lhs, 2 * lhs]), jnp.stack([rhs, 3 * rhs]))
+
+    return both
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize("way", [of_two_clients, in_a_scan, jax.checkpoint], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("part", range(4))
+def test_a_large_grid_in_every_program(way: Any, dtype: str, rtol: float, part: int) -> None:
+    cases = (NAMED + generated(60))[part::4]
+
+    def everything(transform: Any, arrays: Any) -> Any:
+        return {case.name: derivatives(way(transform(case.convolve)), *arrays[case.name]) for case in cases}
+
+    with jax.enable_x64(dtype == "float64"):
+        arrays = {case.name: (jnp.asarray(case.lhs, dtype), jnp.asarray(case.rhs, dtype)) for case in cases}
+        expected = compiled(functools.partial(everything, lambda fn: fn))(arrays)
+        assert_close(compiled(functools.partial(everything, fast_convolutions))(arrays), expected, rtol)
+
+
 @pytest.mark.parametrize("features", [(1, 4), (7, 8)])
 def test_the_type_that_is_asked_for_comes_out(features: tuple[int, int]) -> None:
     case = convolution("preferred", (8, 7), (3, 3), features, preferred_element_type=jnp.float32)

@@ -43,6 +43,8 @@ BIT = {
     "fedavg_ft": {"tune_epochs": 0},
     "ditto": {"lam": 0.7},
     "apfl": {"alpha": 0.3, "alpha_lr": 0.1},
+    "term": {"t": 0.0},
+    "norm_clipping": {"bound": 1e9},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import fedjax_pers as fp
 from tests import toys
 
 ROUNDS = ((0, 2), (1, 2), (0, 1, 2))
@@ -33,3 +34,52 @@ def test_the_shared_model_is_that_of_fedavg_and_rests_with_it(name, settings):
     settings = {**LOCAL, **settings, "lr": 0.0}
     first, *_, last = toys.trajectory(name, task, clients, ROUNDS, **settings)
     toys.same_bits(last.shared, first.shared)  # steps of size zero
+
+
+UNIFORM = {"weights": "uniform"}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "of_fedavg"),
+    [
+        ("qffl", {"q": 0.0}, UNIFORM),
+        ("trimmed_mean", {"trim": 0.0}, UNIFORM),
+        ("krum", {"byzantine": 0, "chosen": 3}, UNIFORM),
+    ],
+)
+def test_an_aggregator_without_its_special_is_the_mean(name, settings, of_fedavg):
+    task, clients = toys.classifier(), toys.labelled_clients((7, 4, 10))
+    expected = toys.trajectory("fedavg", task, clients, ROUNDS, **LOCAL, **of_fedavg)
+    found = toys.trajectory(name, task, clients, ROUNDS, **LOCAL, **settings)
+    for leaf, x in expected[-1].shared.items():
+        np.testing.assert_allclose(found[-1].shared[leaf], x, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("personal", [fp.nothing, fp.head(1)])
+def test_ifca_with_one_cluster_is_fedavg_or_fedper_to_the_bit(personal):
+    task, clients = toys.classifier(), toys.labelled_clients((7, 4, 10))
+    expected = toys.trajectory("fedper", task, clients, ROUNDS, **LOCAL, personal=personal)
+    found = toys.trajectory("ifca", task, clients, ROUNDS, **LOCAL, clusters=1, personal=personal)
+    for one, other in zip(found, expected, strict=True):
+        toys.same_bits({name: x[0] for name, x in one.shared.items()}, other.shared)
+        toys.same_bits(one.rows, other.rows)
+
+
+def test_cfl_that_never_splits_is_fedavg():
+    """Up to rounding: differences are kept of each client before they are added, which FedAvg's program fuses."""
+    task, clients = toys.classifier(), toys.labelled_clients((7, 4, 10))
+    expected = toys.trajectory("fedavg", task, clients, ROUNDS, **LOCAL, **UNIFORM)
+    found = toys.trajectory("cfl", task, clients, ROUNDS, **LOCAL, eps1=0.0, eps2=0.0, warm_up=0)
+    for one, other in zip(found, expected, strict=True):
+        for leaf, x in other.shared.items():
+            np.testing.assert_allclose(one.shared[leaf][0], x, rtol=2e-6, atol=2e-7)
+
+
+def test_pfedgraph_that_ignores_similarity_is_fedavg():
+    """Everybody takes part: an absent client would keep an older mixture."""
+    task, clients, rounds = toys.classifier(), toys.labelled_clients((7, 4, 10)), ((0, 1, 2),) * 3
+    expected = toys.trajectory("fedavg", task, clients, rounds, **LOCAL)
+    found = toys.trajectory("pfedgraph", task, clients, rounds, **LOCAL, lam=1e7)
+    for leaf, x in expected[-1].shared.items():
+        for client in range(3):
+            np.testing.assert_allclose(found[-1].aux["mixed"][leaf][client], x, rtol=2e-5, atol=2e-6)
