@@ -20,6 +20,7 @@ from fedjax_pers.parsing import parse
 from fedjax_pers.paths import Selector, everything, flatten, nothing, select, where
 from fedjax_pers.presets import bias, depth, embedding, head, lora, norm, norm_statistics
 from fedjax_pers.simulate import History, Table, evaluate_clients, run, start
+from fedjax_pers.simulate.restarts import best_start
 from fedjax_pers.simulate.sampling import dropouts, everyone, poisson, uniform, weighted
 from fedjax_pers.simulate.sweep import Sweep, sweep, sweep_runs
 from fedjax_pers.traffic import Traffic, traffic
@@ -47,6 +48,7 @@ __all__ = [
     "Traffic",
     "aggregate",
     "aggregators",
+    "best_start",
     "bias",
     "by_role",
     "chunked",
