@@ -19,6 +19,7 @@ PROGRAMS = (
     "fc13_convolution_in_scan",
     "fc14_compilations_and_memory",
     "footprint",
+    "aggregators",
 )
 PEERS = ("peers.run",) if os.environ.get("BENCH_PEERS") == "1" else ()
 

@@ -16,6 +16,7 @@ import optax
 from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, copy_to_all
 from fedjax_pers.aggregators.mean import Weights, client_weight, mean, server_step, weighted_difference
 from fedjax_pers.aggregators.pairwise import squared_distances
+from fedjax_pers.aggregators.ranks import inner_mean, middle
 from fedjax_pers.base import Array, Leaves
 from fedjax_pers.checks import number, positive, positive_int, whole_number
 
@@ -52,12 +53,6 @@ def by_rule(
     )
 
 
-def _sorted(x: Array, weight: Array) -> Array:
-    """Along clients; those that are not there last."""
-    there = (weight > 0).reshape(-1, *[1] * (x.ndim - 1))
-    return jnp.sort(jnp.where(there, x, jnp.inf), axis=0)
-
-
 def median(optimizer: optax.GradientTransformation | None = None) -> Aggregator:
     """The median of each coordinate of the differences; of an even number, the mean of the middle two.
 
@@ -69,13 +64,7 @@ def median(optimizer: optax.GradientTransformation | None = None) -> Aggregator:
     """
 
     def rule(each: Leaves, weight: Array) -> Leaves:
-        count = (weight > 0).sum()
-
-        def middle(x: Array) -> Array:
-            ordered = _sorted(x, weight)
-            return (ordered[jnp.maximum(count - 1, 0) // 2] + ordered[count // 2]) / 2
-
-        return jax.tree.map(middle, each)
+        return jax.tree.map(lambda x: middle(x, weight > 0), each)
 
     return by_rule(rule, optimizer)
 
@@ -92,16 +81,10 @@ def trimmed_mean(share: Any = 0.1, optimizer: optax.GradientTransformation | Non
     number("share", share, 0, 0.49999)
 
     def rule(each: Leaves, weight: Array) -> Leaves:
-        count = (weight > 0).sum()
-        cut = jnp.floor(share * count + 1e-3).astype(jnp.int32)  # 0.29 of 100 is 29, whatever float32 makes of it
-        rank = jnp.arange(weight.shape[0])
-        kept = (rank >= cut) & (rank < count - cut)
-
-        def inner(x: Array) -> Array:
-            chosen = jnp.where(kept.reshape(-1, *[1] * (x.ndim - 1)), _sorted(x, weight), 0)
-            return chosen.sum(0) / jnp.maximum(kept.sum(), 1)
-
-        return jax.tree.map(inner, each)
+        there = weight > 0
+        # 0.29 of 100 is 29, whatever float32 makes of it
+        cut = jnp.floor(share * there.sum() + 1e-3).astype(jnp.int32)
+        return jax.tree.map(lambda x: inner_mean(x, there, cut), each)
 
     return by_rule(rule, optimizer)
 

@@ -28,6 +28,7 @@ def _newcomer(lr: Any, newcomer_epochs: int, local: dict[str, Any]) -> ClientUpd
     title="AFL",
     paper='Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, arXiv:1902.00146',
     reduction="ascent_lr = 0: uniform FedSGD (the mean of its iterates)",
+    secure_aggregation=False,  # the server sees each loss
     **_FAMILY,
 )
 def afl(
@@ -78,6 +79,7 @@ def afl(
     paper='Ro, Chen, Mathews, Mohri, Suresh, "Communication-Efficient Agnostic Federated Averaging", 2021, '
     "arXiv:2104.02748",
     reduction="ascent_lr = 0, one client in each domain: uniform FedAvg (the mean of its iterates)",
+    secure_aggregation=False,  # the server sees each loss
     **_FAMILY,
 )
 def agnostic_fedavg(
@@ -165,6 +167,7 @@ def qffl(
     title="TERM",
     paper='Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021, arXiv:2007.01162',
     reduction="t = 0: FedAvg",
+    secure_aggregation=False,  # the server sees each loss
     **_FAMILY,
 )
 def term(
