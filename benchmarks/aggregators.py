@@ -20,7 +20,7 @@ from fedjax_pers import aggregators as ag
 from fedjax_pers.simulate.compilations import compilations
 
 SIZES = {"100 clients of 1.7 M": (100, 1_700_000), "10,000 clients of 10^4": (10_000, 10_000)}
-REPEATS = 3
+REPEATS, LONGEST = 3, 30  # seconds, after which a step is not repeated
 AGGREGATORS = {
     "weighted mean": ag.mean(),
     "norm clipping": ag.norm_clipping(1.0),
@@ -52,7 +52,9 @@ def measure(aggregator: ag.Aggregator, clients: int, parameters: int) -> dict[st
 
     after = jax.block_until_ready(step(server, leaves, said))
     before = compilations()
-    times = [seconds(lambda: step(after, leaves, said)) for _ in range(REPEATS)]
+    times: list[float] = []
+    while len(times) < REPEATS and sum(times) < LONGEST:
+        times.append(seconds(lambda: step(after, leaves, said)))
     assert compilations() == before, "a later round compiled"
     return {"seconds": statistics.median(times), "lowest": min(times), "highest": max(times)}
 

@@ -32,6 +32,7 @@ class Config:
         adam, adamw).
       rounds: rounds of the method.
       cohort_size: clients that take part in a round; all of them by default.
+      dropout: probability that a client which was to take part in a round fails, and is not there.
       seed: of everything random but the data set.
       evaluate_every: rounds between evaluations; 0 evaluates at the end only.
       split: the examples that clients are judged on: test, validation or train.
@@ -52,6 +53,7 @@ class Config:
     settings: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = 50
     cohort_size: int | None = None
+    dropout: float = 0.0
     seed: int = 0
     evaluate_every: int = 10
     split: str = "test"
@@ -90,8 +92,10 @@ class Config:
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
         _need("seed", self.seed < 2**32, self.seed, "a whole number below 2^32")
-        share = isinstance(self.unseen, int | float) and not isinstance(self.unseen, bool) and 0 <= self.unseen < 1
-        _need("unseen", share, self.unseen, "a share of at least 0 and below 1")
+        for name in ("unseen", "dropout"):
+            value = getattr(self, name)
+            share = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+            _need(name, share, value, "a share of at least 0 and below 1")
         _need("stop_on_rejected", isinstance(self.stop_on_rejected, bool), self.stop_on_rejected, "true or false")
 
 

@@ -163,7 +163,7 @@ def every_method(name: str, **settings: Any) -> fp.Algorithm:
 def recorded(algorithm: fp.Algorithm, federation: fp.Federation, rounds: int, **options: Any) -> tuple:
     """A run as :func:`fedjax_pers.run` gives it, and the rows that go into its record: ``(state, history, rows)``."""
     costs = fp.traffic(algorithm, fp.start(algorithm, federation, 0), pool_of(federation, "train"))
-    ledger, rows = Ledger("toy", costs, federation, options.get("cohort_size"), None), []
+    ledger, rows = Ledger("toy", costs, federation, None), []
     state, history = fp.run(
         algorithm, None, federation, rounds, on_block=lambda block: rows.extend(ledger.rows(block)), **options
     )

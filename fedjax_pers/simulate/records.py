@@ -22,11 +22,8 @@ Row = dict[str, Any]
 class Ledger:
     """Makes the rows of a run, one a round, and counts the bytes that were sent so far."""
 
-    def __init__(
-        self, method: str, costs: Traffic, federation: Federation, cohort_size: int | None, last: Row | None
-    ) -> None:
+    def __init__(self, method: str, costs: Traffic, federation: Federation, last: Row | None) -> None:
         self._method, self._costs, self._federation = method, costs, federation
-        self._everyone = cohort_size in (None, federation.num_clients)
         self._round = last["round"] if last else 0
         self._total = {way: _bytes(last[f"total_megabytes_{way}"]) if last else 0 for way in ("up", "down")}
 
@@ -49,7 +46,7 @@ class Ledger:
             "round": self._round,
             "method": self._method,
             "participants": int(here.sum()),
-            "sampled": None if self._everyone else self._names(metrics.ids[here]),
+            "sampled": None if here.sum() == self._federation.num_clients else self._names(metrics.ids[here]),
             "rejected": self._names(metrics.ids[metrics.rejected]),
             "empty": self._names(metrics.ids[metrics.empty]),
             "communicated": sent,

@@ -19,7 +19,7 @@ from fedjax_pers.simulate.matching import check_federation
 from fedjax_pers.simulate.placement import devices_for, placed
 from fedjax_pers.simulate.pools import evaluation_pools, pool_of_clients, training_pools
 from fedjax_pers.simulate.programs import evaluation_program, rounds_program, split_floats, start_program
-from fedjax_pers.simulate.sampling import Sampler, everyone, uniform
+from fedjax_pers.simulate.sampling import Sampler, dropouts, everyone, uniform
 from fedjax_pers.traffic import Traffic, traffic
 
 
@@ -223,7 +223,11 @@ def rejected_message(metrics: Metrics, first: int, federation: Federation) -> st
 
 
 def chosen_sampler(
-    algorithm: Algorithm, federation: Federation, cohort_size: int | None, sampler: Sampler | None = None
+    algorithm: Algorithm,
+    federation: Federation,
+    cohort_size: int | None,
+    sampler: Sampler | None = None,
+    dropout: float = 0.0,
 ) -> Sampler:
     """The sampler of a run; ValueError where the method or the federation cannot have it."""
     require(cohort_size is None or sampler is None, "cohort_size, sampler: both were given; a run has one or the other")
@@ -232,10 +236,15 @@ def chosen_sampler(
         algorithm.participation == "any" or whole,
         f"cohort_size: found {cohort_size}; this method needs everyone each round, {federation.num_clients} clients",
     )
-    if whole:
-        return everyone
-    if sampler is not None:
-        return sampler
+    require(
+        algorithm.participation == "any" or not dropout,
+        f"dropout: found {dropout}; this method needs everyone each round",
+    )
+    chosen = everyone if whole else sampler or _uniform(cohort_size, federation)
+    return dropouts(chosen, dropout) if dropout else chosen
+
+
+def _uniform(cohort_size: int | None, federation: Federation) -> Sampler:
     positive_int("cohort_size", cohort_size)
     require(
         cohort_size <= federation.num_clients,

@@ -123,7 +123,7 @@ def validate(config: Config, like: Study | None = None) -> Study:
     judged = federation.split(config.split).num_rows
     require(judged > 0, f"split: found {config.split!r}, which has no rows in {config.data}")
     algorithm = _algorithm(config, task, config.method, config.settings)
-    chosen_sampler(algorithm, federation, config.cohort_size)
+    chosen_sampler(algorithm, federation, config.cohort_size, dropout=config.dropout)
     return Study(config, federation, task, algorithm, _warm(config, task) if config.warm_start else None)
 
 
@@ -308,9 +308,7 @@ def _run_phase(
     config = study.config
     name = config.method if algorithm is study.algorithm else "fedavg"
     last = results.read_rows(folder)[-1:] if (folder / results.METRICS).exists() else []
-    ledger = records.Ledger(
-        name, costs_of(study, algorithm), study.federation, config.cohort_size, last[0] if last else None
-    )
+    ledger = records.Ledger(name, costs_of(study, algorithm), study.federation, last[0] if last else None)
     blocks, began, compiled = 0, time.perf_counter(), compilations()
 
     def keep(block: Block) -> None:
@@ -336,7 +334,7 @@ def _run_phase(
         study.federation,
         rounds,
         config.seed,
-        cohort_size=config.cohort_size,
+        sampler=chosen_sampler(algorithm, study.federation, config.cohort_size, dropout=config.dropout),
         evaluate_every=config.evaluate_every or None,
         split=config.split,
         stop_on_rejected=config.stop_on_rejected,

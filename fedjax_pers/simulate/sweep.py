@@ -89,7 +89,7 @@ def sweep(study: Study, settings: Mapping[str, Sequence[float]], seeds: Sequence
         config.rounds,
         settings,
         seeds,
-        cohort_size=config.cohort_size,
+        sampler=chosen_sampler(study.algorithm, study.federation, config.cohort_size, dropout=config.dropout),
         evaluate_every=config.evaluate_every or None,
         split=config.split,
     )

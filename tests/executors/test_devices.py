@@ -16,7 +16,7 @@ from fedjax_pers.executors.lanes import devices_of, padding, split
 from tests.executors import on_devices
 
 ROOT = Path(__file__).parents[2]
-METHODS = ("fedavg", "ditto", "scaffold", "l2gd")
+METHODS = ("fedavg", "ditto", "scaffold", "l2gd", "fedamp", "cfl")
 OTHERS = tuple(sorted(set(fp.methods()) - set(METHODS)))
 
 

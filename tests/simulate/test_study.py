@@ -340,6 +340,8 @@ def _json(text):
         ({"settings": {"weights": "exmaples"}}, "exmaples"),
         ({"cohort_size": 16}, "cohort_size: found 16; allowed are 1 .. 15"),
         ({"method": "l2gd", "cohort_size": 3}, "cohort_size: found 3; this method needs everyone each round"),
+        ({"method": "l2gd", "dropout": 0.1}, "dropout: found 0.1; this method needs everyone each round"),
+        ({"dropout": 1.0}, "dropout: found 1.0; allowed is a share"),
         ({"split": "valid"}, "split: found 'valid'"),
         ({"split": "validation", "data_options": {"validation": 0}}, "split: found 'validation', which has no rows"),
         ({"method": "fedprox", "warm_start": 2, "settings": {"statistics": "locl"}}, "locl"),
@@ -348,6 +350,25 @@ def _json(text):
 def test_what_cannot_be_run_is_refused_before_any_work(fields, expected):
     with pytest.raises(ValueError, match=expected):
         validate(Config(**{"method": "fedper", **fields}))
+
+
+def test_clients_that_fail_are_not_there(tmp_path, small):
+    result = run_study(replace(small, dropout=0.5), tmp_path / "run")
+    counts = [row["participants"] for row in result.rows]
+    assert min(counts) < 5 and 5 < sum(counts) < 25
+    assert counts == [len(row["sampled"]) for row in result.rows] == [row["communicated"] for row in result.rows]
+
+
+def test_what_clients_say_is_in_the_rows(tmp_path, small):
+    settings = {"clusters": 2}
+    result = run_study(replace(small, method="ifca", settings=settings), tmp_path / "run")
+    for row in read_rows(result.folder):
+        assert len(row["clients"]) == len(row["weights"]) == 5 and row["clients"] == row["sampled"]
+        assert set(row["said"]) == {"cluster", "loss"} and set(row["said"]["cluster"]) <= {0, 1}
+        assert sum(row["weights"]) == pytest.approx(1)
+    # All models travel down, one travels up, with the number of the cluster, the loss and the number of examples.
+    assert row["megabytes_down"] == 5 * 2 * LINEAR_BYTES / 1e6
+    assert row["megabytes_up"] == 5 * (LINEAR_BYTES + 4 + 4 + 8) / 1e6
 
 
 def test_data_that_are_not_there():
