@@ -24,10 +24,11 @@ from tests.executors.convolving import (
 
 
 def derivatives(convolve: Any, lhs: Any, rhs: Any) -> Any:
-    """The value, its tangent, and the gradients of its sine summed."""
+    """The value, its tangent, and the gradients of a weighted sum of it."""
 
     value, tangent = jax.jvp(convolve, (lhs, rhs), (jnp.cos(lhs), jnp.cos(rhs)))
-    return {"value": value, "tangent": tangent, "gradients": jax.vjp(convolve, lhs, rhs)[1](jnp.cos(value))}
+    weights = jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape)
+    return {"value": value, "tangent": tangent, "gradients": jax.vjp(convolve, lhs, rhs)[1](weights)}
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-10), ("float32", 1e-5), ("bfloat16", 2e-2)])
