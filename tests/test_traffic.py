@@ -32,6 +32,22 @@ FORMULAS = {
             "perfedavg",
             "perfedavg_fo",
             "perfedavg_hf",
+            "afl",
+            "agnostic_fedavg",
+            "qffl",
+            "term",
+            "ifca",
+            "cfl",
+            "fl_hc",
+            "fedamp",
+            "heurfedamp",
+            "pfedgraph",
+            "similarity",
+            "fedmedian",
+            "trimmed_mean",
+            "krum",
+            "rfa",
+            "norm_clipping",
         )
     },  # fmt: skip
     "scaffold": (2 * MODEL + STATISTICS, MODEL, 0),
@@ -45,7 +61,11 @@ FORMULAS = {
     "apfl": (WHOLE, WHOLE + 1, 0),  # and the mixing weight
     "local_only": (0, WHOLE, 0),
     "centralised": (0, 0, 0),
+    "fedala": (WHOLE, 2 * HEAD + 1, 0),  # the last head, the shares taken over, a counter
 }
+SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "ifca": 2}
+"""Scalars that go up besides: losses, and the number of a cluster."""
+MODELS_DOWN = {"ifca": 2}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +78,8 @@ def test_every_method_is_counted_by_its_formula(federation, name):
     algorithm = fp.method(name).make(toys.classifier(norm=True))
     found = fp.traffic(algorithm, toys.start(algorithm, 3), pool_of(federation, "train"))
     travels, kept, once = FORMULAS[name]
-    assert (found.up, found.down) == (4 * travels, 4 * travels)
+    assert found.up == 4 * (travels + SAID.get(name, 0))
+    assert found.down == 4 * travels * MODELS_DOWN.get(name, 1)
     assert (found.row, found.first_down) == (4 * kept, 4 * once)
     assert found.metadata_up == (8 if travels else 0)
     assert set(found.upload_paths).isdisjoint(found.personal_paths)
