@@ -37,7 +37,7 @@ def afl(
     lr: float = 0.1,
     ascent_lr: float = 0.1,
     ascent: Ascent = "projected",
-    domains: Sequence[int] | None = None,
+    domains: Sequence[int] = (),
     personal: SelectorLike = nothing,
     newcomer_epochs: int = 5,
     statistics: Statistics = "average",
@@ -67,7 +67,7 @@ def afl(
         task,
         layout=by_role(personal=personal, statistics=statistics),
         client=full_step(lr, batch_size=batch_size),
-        aggregator=minimax(ascent_lr, ascent=ascent, domains=domains),
+        aggregator=minimax(ascent_lr, ascent=ascent, domains=domains or None),
         newcomer=_newcomer(lr, newcomer_epochs, {"batch_size": batch_size}),
         participation="everyone",
     )
@@ -87,7 +87,7 @@ def agnostic_fedavg(
     *,
     lr: float = 0.1,
     ascent_lr: float = 0.1,
-    domains: Sequence[int] | None = None,
+    domains: Sequence[int] = (),
     personal: SelectorLike = nothing,
     newcomer_epochs: int = 5,
     statistics: Statistics = "average",
@@ -115,7 +115,7 @@ def agnostic_fedavg(
         task,
         layout=by_role(personal=personal, statistics=statistics),
         client=train(lr, **local),
-        aggregator=minimax(ascent_lr, ascent="exponentiated", domains=domains),
+        aggregator=minimax(ascent_lr, ascent="exponentiated", domains=domains or None),
         newcomer=_newcomer(lr, newcomer_epochs, local),
     )
 

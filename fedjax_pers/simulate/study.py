@@ -122,9 +122,12 @@ def validate(config: Config, like: Study | None = None) -> Study:
     one_of("split", config.split, SPLITS)
     judged = federation.split(config.split).num_rows
     require(judged > 0, f"split: found {config.split!r}, which has no rows in {config.data}")
-    algorithm = _algorithm(config, task, config.method, config.settings)
+    algorithm = method(config.method).make(task, **method_settings(config.method, config.settings))
+    algorithm = _mapped(config, algorithm, federation.num_clients)
     chosen_sampler(algorithm, federation, config.cohort_size, dropout=config.dropout)
-    return Study(config, federation, task, algorithm, _warm(config, task) if config.warm_start else None)
+    return Study(
+        config, federation, task, algorithm, _warm(config, task, federation.num_clients) if config.warm_start else None
+    )
 
 
 def run_study(what: Config | Study, folder: str | Path, progress: Progress = silent) -> Result:
@@ -210,25 +213,24 @@ def _task(config: Config, federation: Federation) -> Task:
         raise ValueError(f"model_options: found {dict(config.model_options)}; {config.model} says: {error}") from error
 
 
-def _algorithm(config: Config, task: Task, name: str, settings: Mapping[str, Any]) -> Algorithm:
-    return _mapped(config, method(name).make(task, **method_settings(name, settings)))
-
-
-def _warm(config: Config, task: Task) -> Algorithm:
+def _warm(config: Config, task: Task, num_clients: int) -> Algorithm:
     """FedAvg with the method's own local training, as far as the two have settings of one name."""
     settings = {**method(config.method).settings, **method_settings(config.method, config.settings)}
     shared = {name: value for name, value in settings.items() if name in method("fedavg").settings}
     algorithm = method("fedavg").make(task, **shared)
     require(algorithm.common is not None, f"warm_start: FedAvg with {shared} has no whole model to start from")
-    return _mapped(config, algorithm)
+    return _mapped(config, algorithm, num_clients)
 
 
-def _mapped(config: Config, algorithm: Algorithm) -> Algorithm:
-    """The algorithm with the lanes and devices that are asked for; what is not asked for is as by default."""
+def _mapped(config: Config, algorithm: Algorithm, num_clients: int) -> Algorithm:
+    """The algorithm with the lanes and devices that are asked for; what is not asked for is as by default.
+
+    Its first state is traced with so many clients: what cannot be with them (more clusters) is refused before any work.
+    """
+    key = jax.random.key(0)
+    state = jax.eval_shape(lambda: algorithm.init(algorithm.task.init(key), key, num_clients=num_clients))
     if config.lanes is None and config.devices is None:
         return algorithm
-    key = jax.random.key(0)
-    state = jax.eval_shape(lambda: algorithm.init(algorithm.task.init(key), key, num_clients=1))
     usual = default_executor((state.shared, state.fresh, state.frozen))
     executor = Executor(usual.lanes if config.lanes is None else config.lanes, devices=config.devices)
     devices_of(executor)  # more than there are, before any work
@@ -283,6 +285,10 @@ def _typed(name: str, value: Any, default: Any) -> Any:
             return parse(value if isinstance(value, str) else " | ".join(value))
         case str():
             require(isinstance(value, str), f"{name}: found {value!r}; allowed is a word")
+        case tuple():
+            numbers = isinstance(value, list | tuple) and all(isinstance(each, int) for each in value)
+            require(numbers, f"{name}: found {value!r}; allowed is a list of whole numbers")
+            return tuple(value)
         case _:
             one_of(name, value, OPTIMIZERS)
             return OPTIMIZERS[value]

@@ -342,6 +342,9 @@ def _json(text):
         ({"method": "l2gd", "cohort_size": 3}, "cohort_size: found 3; this method needs everyone each round"),
         ({"method": "l2gd", "dropout": 0.1}, "dropout: found 0.1; this method needs everyone each round"),
         ({"dropout": 1.0}, "dropout: found 1.0; allowed is a share"),
+        ({"method": "ifca", "settings": {"clusters": 16}}, "clusters: found 16; allowed are 1 .. 15"),
+        ({"method": "afl", "settings": {"domains": [0, 1]}}, "domains: found 2; expected one for each of 15 clients"),
+        ({"method": "afl", "settings": {"domains": 2}}, "afl: domains: found 2; allowed is a list of whole numbers"),
         ({"split": "valid"}, "split: found 'valid'"),
         ({"split": "validation", "data_options": {"validation": 0}}, "split: found 'validation', which has no rows"),
         ({"method": "fedprox", "warm_start": 2, "settings": {"statistics": "locl"}}, "locl"),
@@ -357,6 +360,10 @@ def test_clients_that_fail_are_not_there(tmp_path, small):
     counts = [row["participants"] for row in result.rows]
     assert min(counts) < 5 and 5 < sum(counts) < 25
     assert counts == [len(row["sampled"]) for row in result.rows] == [row["communicated"] for row in result.rows]
+
+
+def test_several_clusters_and_a_number_of_lanes():
+    validate(Config(model="linear", method="ifca", settings={"clusters": 3}, lanes=2))
 
 
 def test_what_clients_say_is_in_the_rows(tmp_path, small):
