@@ -28,10 +28,10 @@ from fedjax_pers.layouts import Layout
 
 Metric = Literal["euclidean", "cityblock", "cosine"]
 Linkage = Literal["single", "complete", "average", "ward"]
-Regroup = Callable[[Server, Collected, Leaves], tuple[Array, Array, Array]]
-"""``regroup(server, received, differences) -> members, clusters, parent [most]``.
-
-``parent`` is the cluster of whose model each is a copy."""
+Finish = Callable[[Callable[[Server], Server], Server, Collected, Leaves], Server]
+"""``finish(move, server, received, differences) -> Server``; ``move`` takes every cluster along its members' mean."""
+MEMBER = "/member"
+"""Beside the models of all clusters, which of them is the client's: no leaf has such a name."""
 
 
 def cfl(
@@ -87,7 +87,11 @@ def cfl(
         start = (members, clusters, jnp.arange(most))
         return jax.lax.fori_loop(0, clusters, one, start)
 
-    return _grouped(split, most, "uniform", optimizer, before=False)
+    def finish(move: Callable[[Server], Server], server: Server, received: Collected, differences: Leaves) -> Server:
+        after = move(server)
+        return _regrouped(after, *split(after, received, differences))
+
+    return _grouped(finish, most, "uniform", optimizer)
 
 
 def hierarchical(
@@ -148,7 +152,10 @@ def hierarchical(
         parent = jnp.where(due & (jnp.arange(most) < made), 0, jnp.arange(most))
         return members.at[where].set(labels, mode="drop"), made, parent
 
-    return _grouped(regroup, most, weights, optimizer, before=True)
+    def finish(move: Callable[[Server], Server], server: Server, received: Collected, differences: Leaves) -> Server:
+        return move(_regrouped(server, *regroup(server, received, differences)))
+
+    return _grouped(finish, most, weights, optimizer)
 
 
 def _by_first_member(labels: np.ndarray) -> np.ndarray:
@@ -186,15 +193,19 @@ def _group_of(members: Array, received: Collected) -> Array:
     return members[jnp.minimum(received.ids, members.shape[0] - 1)]
 
 
+def _regrouped(server: Server, members: Array, clusters: Array, parent: Array) -> Server:
+    """The server with those members of so many clusters; each cluster's model is a copy of its parent's."""
+    places, rounds = jnp.arange(parent.shape[0]), server.aux["rounds"]
+    new = (places < clusters) & (places >= server.aux["clusters"])
+    shared, opt = jax.tree.map(lambda x: x[parent], (server.shared, server.opt))
+    made = jnp.where(new, rounds + 1, server.aux["made"])
+    return Server(shared, opt, {"members": members, "clusters": clusters, "rounds": rounds, "made": made})
+
+
 def _grouped(
-    regroup: Regroup,
-    most: int,
-    weights: Weights,
-    optimizer: optax.GradientTransformation | None,
-    *,
-    before: bool,
+    finish_round: Finish, most: int, weights: Weights, optimizer: optax.GradientTransformation | None
 ) -> Aggregator:
-    """A model for each cluster, which moves by the mean of its members; clusters are made before or after that."""
+    """A model for each cluster, which moves by the mean of its members."""
     positive_int("most", most)
     step = server_step(optimizer)
 
@@ -213,16 +224,6 @@ def _grouped(
         members = server.aux["members"]
         own = jnp.where(client < members.shape[0], members[jnp.minimum(client, members.shape[0] - 1)], 0)
         return jax.tree.map(lambda x: x[own], server.shared)
-
-    def regrouped(server: Server, received: Collected, differences: Leaves) -> Server:
-        members, clusters, parent = regroup(server, received, differences)
-        rounds = server.aux["rounds"]
-        new = (jnp.arange(most) < clusters) & (jnp.arange(most) >= server.aux["clusters"])
-        copied = jax.tree.map(lambda x: x[parent], (server.shared, server.opt))
-        made = jnp.where(new, rounds + 1, server.aux["made"])
-        aux = {"members": members, "clusters": clusters, "rounds": rounds, "made": made}
-        shared, opt = copied
-        return Server(shared, opt, aux)
 
     def moved(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
         group = _group_of(server.aux["members"], received)
@@ -245,17 +246,14 @@ def _grouped(
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
         differences = {name: x for name, x in received.each.items() if name in trainable}
-        if before:
-            after = moved(regrouped(server, received, differences), received, trainable)
-        else:
-            after = regrouped(moved(server, received, trainable), received, differences)
+        after = finish_round(lambda server: moved(server, received, trainable), server, received, differences)
         anyone = received.accepted.any()
         return after._replace(aux=after.aux | {"rounds": after.aux["rounds"] + anyone})
 
     def settle(layout: Layout, parts: Parts, context: Context) -> Leaves:
         """A client of the training has its cluster; another takes the one with the least loss on its training data."""
-        own = parts.shared["cluster"]
-        models = {name: x for name, x in parts.shared.items() if name != "cluster"}
+        own = parts.shared[MEMBER]
+        models = {name: x for name, x in parts.shared.items() if name != MEMBER}
         best, _ = least_loss(layout, parts._replace(shared=models), context, _model, most)
         return jax.tree.map(lambda x: x[jnp.where(context.unseen, best, own)], models)
 
@@ -264,7 +262,7 @@ def _grouped(
         own = members[jnp.minimum(client, members.shape[0] - 1)]
         # Places without a cluster hold a copy of the first, which is never chosen before it.
         there = jax.tree.map(lambda x: x[jnp.where(made >= 0, jnp.arange(most), 0)], server.shared)
-        return there | {"cluster": own}
+        return there | {MEMBER: own}
 
     return Aggregator(
         init,
