@@ -21,7 +21,7 @@ from fedjax_pers.aggregators.base import Aggregator, Collected, Server
 from fedjax_pers.aggregators.mean import Weights, client_weight
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
 from fedjax_pers.base import Array, Leaves
-from fedjax_pers.checks import number, one_of, positive
+from fedjax_pers.checks import number, one_of, positive, require
 from fedjax_pers.trees import gather_rows, scatter_rows, stack_rows
 
 
@@ -138,6 +138,8 @@ def _not_zero(x: Array) -> Array:
 
 def _rows_that_add_up(found: Array, there: Array) -> Array:
     """Without columns of those that are not there; a row in which nothing is left is the client's own model."""
+    square = (there.shape[0],) * 2
+    require(found.shape == square, f"rule: found shape {found.shape}; expected [clients, clients] = {square}")
     found = jnp.where(there[None], found, 0)
     total = found.sum(1, keepdims=True)
     return jnp.where(total > 0, found / _not_zero(total), jnp.eye(found.shape[0]))

@@ -209,6 +209,11 @@ def test_a_difference_of_zero_is_like_nobody():
     np.testing.assert_array_equal(cosines({"w": jnp.array([[0.0, 0.0], [1.0, 0.0]])}), np.eye(2))
 
 
+def test_a_rule_of_another_shape_is_named():
+    with pytest.raises(ValueError, match=r"rule: found shape \(2, 3\); expected \[clients, clients\] = \(4, 4\)"):
+        mixed(mixing(lambda crowd: jnp.ones((2, 3))), {"w": UPLOADS}, P, clients=4)
+
+
 BAD = [
     (lambda: fedamp(sigma=0.0), "sigma: found 0.0; allowed is a finite number above 0"),
     (lambda: fedamp(alpha=-1.0), "alpha: found -1"),
