@@ -68,8 +68,8 @@ class Cohort(NamedTuple):
     ``start[i] .. start[i] + size[i] - 1``. Everything but ``data`` has the leading axis ``[clients]``.
 
     Attributes:
-      ids: ``int32``; row of the client in ``State.rows``. Unique. ``num_clients`` marks padding (``valid`` false) and,
-        with ``valid`` true, a client never seen in training.
+      ids: ``int32``; who it is, and its row in ``State.rows``. Unique. ``num_clients`` marks padding (``valid`` false)
+        and, with ``valid`` true, a client never seen in training.
       tags: ``uint32``; what a client's random keys are folded from. Independent of who else is there.
       start: ``int32``; first row in the pool.
       size: ``int32``; number of rows, 0 allowed.
@@ -77,6 +77,8 @@ class Cohort(NamedTuple):
       data: pool by field, ``[rows, ...]``.
       room: ``[examples, 0]``, an array without numbers whose length says how many examples a client has at most, so
         that what is made of each (features of a frozen body) can be stored; ``None`` where nobody knows.
+      slots: ``int32``; place of the client's row in ``State.rows`` where that holds the rows of some clients alone;
+        ``None`` where it holds those of all, each at its client's id.
     """
 
     ids: Array
@@ -86,6 +88,7 @@ class Cohort(NamedTuple):
     valid: Array
     data: dict[str, Array]
     room: Array | None = None
+    slots: Array | None = None
 
 
 class Parts(NamedTuple):

@@ -20,7 +20,7 @@ from fedjax_pers.keys import as_key, client_key, fold_name
 from fedjax_pers.layouts import Layout, LayoutMaker, by_role
 from fedjax_pers.local import ClientUpdate, train
 from fedjax_pers.paths import everything
-from fedjax_pers.trees import all_finite, gather_rows, scatter_rows, stack_rows, where
+from fedjax_pers.trees import NOWHERE, all_finite, gather_rows, scatter_rows, stack_rows, where
 
 SAID = "said/"
 """What a client says beside its leaves goes by these names in an upload."""
@@ -156,7 +156,7 @@ def compose(
             shared=after.shared,
             opt=after.opt,
             aux=after.aux,
-            rows=scatter_rows(state.rows, cohort.ids, out.row),
+            rows=scatter_rows(state.rows, _places(cohort), out.row),
             seen=state.seen.at[cohort.ids].add(took_part.astype(jnp.int32), mode="drop"),
             round=state.round + 1,
         )
@@ -250,7 +250,13 @@ class _Item(NamedTuple):
 def _ordered(cohort: Cohort) -> Cohort:
     # Ascending id, padding last: sums over clients do not depend on the order in which they were named.
     order = jnp.argsort(cohort.ids)
-    return cohort._replace(**{name: getattr(cohort, name)[order] for name in ("ids", "tags", "start", "size", "valid")})
+    by_client = cohort._replace(data={}, room=None)
+    return jax.tree.map(lambda x: x[order], by_client)._replace(data=cohort.data, room=cohort.room)
+
+
+def _places(cohort: Cohort) -> Array:
+    """Where the clients' rows lie in ``State.rows``."""
+    return cohort.ids if cohort.slots is None else cohort.slots
 
 
 def _items(state: State, cohort: Cohort, key: Array, purpose: str, extra: int) -> _Item:
@@ -261,7 +267,7 @@ def _items(state: State, cohort: Cohort, key: Array, purpose: str, extra: int) -
     keys = jax.vmap(lambda tag: client_key(key, purpose, state.round, tag))(pad(cohort.tags, 0))
     size = jnp.where(valid, pad(cohort.size, 0), 0)
     common = jnp.broadcast_to(fold_name(key, "common"), ids.shape)
-    rows = gather_rows(state.rows, ids, state.fresh)
+    rows = gather_rows(state.rows, pad(_places(cohort), NOWHERE), state.fresh)
     return _Item(ids, pad(cohort.start, 0), size, valid, keys, common, rows)
 
 

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 
 from fedjax_pers.base import Array
 
+NOWHERE = 2**31 - 1
+"""The place of a row that is not there: past the end of any array of rows."""
+
 
 def where(condition: Array, if_true: Any, if_false: Any) -> Any:
     """Leaf by leaf ``if_true`` or ``if_false``; a selection, so NaN on the other side does no harm."""
@@ -32,22 +35,22 @@ def stack_rows(row: Any, count: int) -> Any:
     return jax.tree.map(lambda x: jnp.tile(x[None], (count, *([1] * jnp.ndim(x)))), row)
 
 
-def gather_rows(rows: Any, ids: Array, fresh: Any) -> Any:
-    """The rows ``[clients, ...]`` of ``ids``; ids past the end get a copy of ``fresh``."""
+def gather_rows(rows: Any, places: Array, fresh: Any) -> Any:
+    """The rows ``[clients, ...]`` at these places; a place past the end gets a copy of ``fresh``."""
 
     def pick(stacked: Array, new: Array) -> Array:
         count = stacked.shape[0]
-        known = (ids < count).reshape(-1, *([1] * new.ndim))
+        known = (places < count).reshape(-1, *([1] * new.ndim))
         if count == 0:
-            return jnp.broadcast_to(new, (*ids.shape, *new.shape))
-        return jnp.where(known, stacked[jnp.minimum(ids, count - 1)], new)
+            return jnp.broadcast_to(new, (*places.shape, *new.shape))
+        return jnp.where(known, stacked[jnp.minimum(places, count - 1)], new)
 
     return jax.tree.map(pick, rows, fresh)
 
 
-def scatter_rows(rows: Any, ids: Array, new: Any) -> Any:
-    """Writes ``new [clients, ...]`` at ``ids``; ids past the end (padding) are dropped."""
-    return jax.tree.map(lambda stacked, row: stacked.at[ids].set(row, mode="drop"), rows, new)
+def scatter_rows(rows: Any, places: Array, new: Any) -> Any:
+    """Writes ``new [clients, ...]`` at these places; what is past the end (padding) is dropped."""
+    return jax.tree.map(lambda stacked, row: stacked.at[places].set(row, mode="drop"), rows, new)
 
 
 def num_bytes(tree: Any) -> int:

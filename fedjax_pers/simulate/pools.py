@@ -7,32 +7,29 @@ next rounds are known before these are dispatched, and a client's batches do not
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pers.base import Array
-from fedjax_pers.checks import one_of
 from fedjax_pers.data import SPLITS, Federation
-from fedjax_pers.simulate.placement import everywhere
+from fedjax_pers.simulate.placement import everywhere, place_of
 from fedjax_pers.simulate.programs import Pool
 from fedjax_pers.simulate.sampling import Sampler
 
-PLACES = ("auto", "device", "host")
-SHARE = 0.5
-"""Examples that take more of a device's memory than this stay on the host."""
+Visitors = Callable[[int, int], np.ndarray]
+"""``visitors(first, count)``: the ids of all clients that take part in so many rounds from the first on, ascending."""
 
 
-def place_of(federation: Federation, data_on: str) -> str:
+def place_of_examples(federation: Federation, data_on: str) -> str:
     """``"device"`` or ``"host"``; ``"auto"`` is the host where a device says that it has too little memory."""
-    one_of("data_on", data_on, PLACES)
-    if data_on != "auto":
-        return data_on
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    needed = sum(x.nbytes for name in SPLITS for x in federation.split(name).data.values())
-    return "host" if limit is not None and needed > SHARE * limit else "device"
+    return place_of("data_on", data_on, lambda: _bytes(federation))
+
+
+def _bytes(federation: Federation) -> int:
+    return sum(x.nbytes for name in SPLITS for x in federation.split(name).data.values())
 
 
 def pool_of(federation: Federation, split: str) -> Pool:
@@ -59,20 +56,30 @@ def pool_of_clients(federation: Federation, split: str, clients: np.ndarray) -> 
 
 
 def training_pools(
-    federation: Federation, sampler: Sampler, key: Array, data_on: str, devices: int
+    federation: Federation, visitors: Visitors, data_on: str, devices: int
 ) -> Callable[[int, int], Pool]:
     """``pool(first, count)`` holds, on each of the devices, what the rounds from ``first`` on need."""
-    if place_of(federation, data_on) == "device":
+    if place_of_examples(federation, data_on) == "device":
         whole = everywhere(pool_of(federation, "train"), devices)
         return lambda first, count: whole
-    draw = _draw(sampler, federation.num_clients)
+    return lambda first, count: everywhere(pool_of_clients(federation, "train", visitors(first, count)), devices)
 
-    def of_rounds(first: int, count: int) -> Pool:
+
+def visitors_of(sampler: Sampler, key: Array, num_clients: int) -> Visitors:
+    """Who takes part, which is known before any round is dispatched."""
+    draw = _draw(sampler, num_clients)
+
+    def of_rounds(first: int, count: int) -> np.ndarray:
         ids = np.unique([np.asarray(draw(key, jnp.int32(round))) for round in range(first, first + count)])
-        there = ids[ids < federation.num_clients]
-        return everywhere(pool_of_clients(federation, "train", there), devices)
+        return ids[ids < num_clients]
 
     return of_rounds
+
+
+def most_visitors(sampler: Sampler, rounds: int, num_clients: int) -> int:
+    """A bound of the clients that take part in so many rounds."""
+    ids = jax.eval_shape(lambda key: sampler(key, jnp.int32(0), num_clients), jax.random.key(0))
+    return min(rounds * ids.shape[0], num_clients)
 
 
 @functools.lru_cache(maxsize=64)
@@ -81,16 +88,14 @@ def _draw(sampler: Sampler, num_clients: int) -> Callable[[Array, Array], Array]
 
 
 def evaluation_pools(
-    federation: Federation, split: str, groups: np.ndarray, data_on: str, devices: int
-) -> Iterable[tuple[np.ndarray, Pool, Pool]]:
-    """Groups of clients ``[groups, clients]`` with the pools to train on and to judge on that serve them."""
+    federation: Federation, split: str, data_on: str, devices: int
+) -> Callable[[np.ndarray], tuple[Pool, Pool]]:
+    """``pools(clients)`` are those to train on and to judge on, which serve these clients."""
     names = ("train", split)
-    if place_of(federation, data_on) == "device":
-        yield groups, *(everywhere(pool_of(federation, name), devices) for name in names)
-        return
-    for group in groups:
-        clients = np.unique(group)
-        yield group[None], *(everywhere(pool_of_clients(federation, name, clients), devices) for name in names)
+    if place_of_examples(federation, data_on) == "device":
+        whole = tuple(everywhere(pool_of(federation, name), devices) for name in names)
+        return lambda clients: whole
+    return lambda clients: tuple(everywhere(pool_of_clients(federation, name, clients), devices) for name in names)
 
 
 def _pool(federation: Federation, data: dict[str, Array], start: np.ndarray, sizes: np.ndarray, largest: int) -> Pool:

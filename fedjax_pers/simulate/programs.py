@@ -23,10 +23,11 @@ from fedjax_pers.keys import round_key
 from fedjax_pers.once import traced
 from fedjax_pers.simulate.placement import everywhere, placed, places
 from fedjax_pers.simulate.sampling import Sampler
+from fedjax_pers.trees import NOWHERE
 
 
 class Pool(NamedTuple):
-    """A split of a federation on the device: rows, and which of them each client owns."""
+    """A split of a federation on the device: examples, which of them each client owns, and where its row lies."""
 
     data: dict[str, Array]
     start: Array
@@ -34,13 +35,15 @@ class Pool(NamedTuple):
     tags: Array
     ids: Array
     room: Array
+    slots: Array | None = None
 
     def cohort(self, index: Array) -> Cohort:
         """The cohort of the clients at these places; a place past the end is nobody's."""
         count = self.ids.shape[0]
         valid, at = index < count, jnp.minimum(index, count - 1)
         ids = jnp.where(valid, self.ids[at], index)
-        return Cohort(ids, self.tags[at], self.start[at], self.size[at], valid, self.data, self.room)
+        slots = None if self.slots is None else jnp.where(valid, self.slots[at], NOWHERE)
+        return Cohort(ids, self.tags[at], self.start[at], self.size[at], valid, self.data, self.room, slots)
 
 
 class _Static(NamedTuple):

@@ -16,9 +16,24 @@ from fedjax_pers.data import Federation
 from fedjax_pers.keys import as_key
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.matching import check_federation
-from fedjax_pers.simulate.placement import devices_for, placed
-from fedjax_pers.simulate.pools import evaluation_pools, pool_of_clients, training_pools
-from fedjax_pers.simulate.programs import evaluation_program, rounds_program, split_floats, start_program
+from fedjax_pers.simulate.placement import devices_for, on_host, placed
+from fedjax_pers.simulate.pools import (
+    evaluation_pools,
+    most_visitors,
+    place_of_examples,
+    pool_of_clients,
+    training_pools,
+    visitors_of,
+)
+from fedjax_pers.simulate.programs import (
+    Pool,
+    evaluation_program,
+    first_state,
+    rounds_program,
+    split_floats,
+    start_program,
+)
+from fedjax_pers.simulate.rows import first_state_on_host, lent, moved, on_lent_rows, place_of_rows, slots_of
 from fedjax_pers.simulate.sampling import Sampler, dropouts, everyone, uniform
 from fedjax_pers.traffic import Traffic, traffic
 
@@ -69,8 +84,14 @@ class RejectedUploads(RuntimeError):
     """A round in which uploads were not finite, in a run that was told to stop then."""
 
 
-def start(algorithm: Algorithm, federation: Federation, key: Array | int = 0) -> State:
+def start(algorithm: Algorithm, federation: Federation, key: Array | int = 0, *, rows_on: str = "auto") -> State:
     """The first state: the task's initial variables, and a row for every client.
+
+    Args:
+      algorithm: what will run.
+      federation: the clients.
+      key: a seed or a key.
+      rows_on: as in :func:`run`.
 
     Example:
       >>> import fedjax_pers as fp
@@ -81,7 +102,14 @@ def start(algorithm: Algorithm, federation: Federation, key: Array | int = 0) ->
     """
     check_federation(algorithm.task, federation)
     static, floats = split_floats(algorithm)
-    return start_program(static, federation.num_clients, devices_for(algorithm))(floats, as_key(key))
+    devices, key = devices_for(algorithm), as_key(key)
+
+    def make() -> State:
+        return first_state(static, federation.num_clients)(floats, key)
+
+    if place_of_rows(lambda: jax.eval_shape(make), rows_on, devices) == "host":
+        return first_state_on_host(make)
+    return start_program(static, federation.num_clients, devices)(floats, key)
 
 
 def run(
@@ -98,6 +126,7 @@ def run(
     stop_on_rejected: bool = False,
     on_block: Callable[[Block], None] | None = None,
     data_on: str = "auto",
+    rows_on: str = "auto",
 ) -> tuple[State, History]:
     """Runs until ``rounds`` rounds are done; rounds are compiled and dispatched in blocks.
 
@@ -125,7 +154,9 @@ def run(
       stop_on_rejected: raise :class:`RejectedUploads` when a client's upload is not finite (after the block).
       on_block: called after each block, for progress, results and checkpoints.
       data_on: ``"device"`` keeps all examples there; ``"host"`` brings those of the next clients before each block of
-        rounds, with the same results; ``"auto"`` is the host where they take more than half of a device's memory.
+        rounds, with the same results; ``"auto"`` is the host where they take more than 0.4 of a device's memory.
+      rows_on: the same for the personal rows of all clients; ``"host"`` keeps them there as numpy arrays, and the
+        device has those of a block's clients. What a server keeps for each client (``State.aux``) is on the device.
     """
     key, before = as_key(key), compilations()
     positive_int("rounds", rounds)
@@ -136,19 +167,29 @@ def run(
     check_federation(algorithm.task, federation)
     federation.split(split)  # a misspelt name, before any work
     # The program takes its state's memory over (donation); the caller's stays the caller's.
-    state = start(algorithm, federation, key) if state is None else jax.tree.map(jnp.array, state)
+    if state is None:
+        state = start(algorithm, federation, key, rows_on=rows_on)
+    else:
+        state = moved(state, _place(state, rows_on, devices_for(algorithm)))
     require(
         state.seen.shape[0] == federation.num_clients,
         f"state: it has rows for {state.seen.shape[0]} clients, the federation has {federation.num_clients}",
     )
     devices, (static, floats) = devices_for(algorithm), split_floats(algorithm)
-    state, pool = placed(state, devices), training_pools(federation, sampler, key, data_on, devices)
+    visitors = visitors_of(sampler, key, federation.num_clients)
+    state, pool = placed(state, devices), training_pools(federation, visitors, data_on, devices)
     costs = traffic(algorithm, state, pool_of_clients(federation, "train", np.arange(1)))
     block = evaluate_every or 10
     program = rounds_program(static, sampler, block, devices)
+
+    def resident(state: State, pool: Pool, first: int, count: int) -> tuple[State, Metrics]:
+        return program(floats, state, pool, key, jnp.int32(count))
+
+    room = most_visitors(sampler, block, federation.num_clients)
+    rounds_of = on_lent_rows(resident, visitors, room, devices) if on_host(state) else resident
     collected, evaluations = [], []
     for first, count, judge in blocks(int(state.round), rounds, block, evaluate_every):
-        state, metrics = program(floats, state, pool(first, count), key, jnp.int32(count))
+        state, metrics = rounds_of(state, pool(first, count), first, count)
         metrics = jax.tree.map(lambda x: np.asarray(x)[:count], metrics)  # noqa: B023 (used at once)
         table = evaluate_clients(algorithm, state, federation, split, key, data_on=data_on) if judge else None
         collected.append(metrics)
@@ -160,6 +201,11 @@ def run(
             raise RejectedUploads(rejected_message(metrics, first, federation))
     metrics = jax.tree.map(lambda *parts: np.concatenate(parts), *collected) if collected else _no_metrics()
     return state, History(metrics, tuple(evaluations), costs, compilations() - before)
+
+
+def _place(state: State, rows_on: str, devices: int) -> str:
+    """Where rows go that are there already: what is on the host was put there, and stays unless it is told to go."""
+    return "host" if rows_on == "auto" and on_host(state) else place_of_rows(lambda: state, rows_on, devices)
 
 
 def blocks(done: int, rounds: int, block: int, evaluate_every: int | None) -> Iterable[tuple[int, int, bool]]:
@@ -204,11 +250,17 @@ def evaluate_clients(
     index = np.minimum(np.arange(-(-count // group) * group), count - 1).reshape(-1, group)
     program = evaluation_program(static, group)
     devices, tables = devices_for(algorithm), []
-    state = placed(state, devices)
-    for some, train, judged in evaluation_pools(federation, split, index, data_on, devices):
+    state, pools = placed(state, devices), evaluation_pools(federation, split, data_on, devices)
+    resident = not on_host(state) and place_of_examples(federation, data_on) == "device"
+    for some in [index] if resident else index[:, None]:
+        clients, there = np.unique(some), state
+        train, judged = pools(clients)
         if not adapt:  # without an example there is no step to take
             train = train._replace(size=jnp.zeros_like(train.size))
-        tables.append(jax.tree.map(np.asarray, program(floats, state, train, judged, as_key(key), some)))
+        if on_host(state):
+            known = clients if federation.first_id == 0 else clients[:0]
+            train, there = train._replace(slots=slots_of(known, count)), lent(state, known, group, devices)
+        tables.append(jax.tree.map(np.asarray, program(floats, there, train, judged, as_key(key), some)))
     own, common = jax.tree.map(lambda *parts: np.concatenate(parts).reshape(-1)[:count], *tables)
     examples = own.pop("examples")
     seen = np.asarray(state.seen) if federation.first_id == 0 else np.zeros(count, np.int32)

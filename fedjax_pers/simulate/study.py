@@ -30,7 +30,9 @@ from fedjax_pers.simulate import checkpoint, records
 from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.interrupts import between_blocks
 from fedjax_pers.simulate.matching import check_federation
+from fedjax_pers.simulate.placement import devices_for
 from fedjax_pers.simulate.pools import pool_of_clients
+from fedjax_pers.simulate.rows import first_state_on_host, place_of_rows, shapes_on_host
 from fedjax_pers.simulate.run import Block, chosen_sampler, evaluate_clients, run, start
 from fedjax_pers.tasks import from_model
 from fedjax_pers.traffic import Traffic, traffic
@@ -358,25 +360,31 @@ def costs_of(study: Study, algorithm: Algorithm | None = None) -> Traffic:
 
 def state_shapes(algorithm: Algorithm, federation: Federation) -> State:
     """Shapes and dtypes of an algorithm's state, the template of its checkpoints."""
-    return jax.eval_shape(lambda: start(algorithm, federation, 0))
+    return jax.eval_shape(lambda: start(algorithm, federation, 0, rows_on="device"))
+
+
+def _rows_on_host(study: Study, algorithm: Algorithm) -> bool:
+    return place_of_rows(lambda: state_shapes(algorithm, study.federation), "auto", devices_for(algorithm)) == "host"
 
 
 def _restored(study: Study, folder: Path, done: int) -> State:
     warm = study.warm is not None and done <= study.config.warm_start
-    template = state_shapes(study.warm if warm else study.algorithm, study.federation)
-    return checkpoint.restore(folder / CHECKPOINTS, template, done)
+    algorithm = study.warm if warm else study.algorithm
+    template = state_shapes(algorithm, study.federation)
+    there = shapes_on_host(template) if _rows_on_host(study, algorithm) else template
+    return checkpoint.restore(folder / CHECKPOINTS, there, done)
 
 
 def _warm_started(study: Study, state: State) -> State:
     """The method's first state, from FedAvg's model; rounds and participation are counted on."""
 
-    def first(state: State) -> State:
+    def first() -> State:
         variables = study.warm.common(state)
         key = jax.random.key(study.config.seed)
         new = study.algorithm.init(variables, key, num_clients=study.federation.num_clients)
         return new._replace(round=state.round, seen=state.seen)
 
-    return jax.jit(first)(state)
+    return first_state_on_host(first) if _rows_on_host(study, study.algorithm) else jax.jit(first)()
 
 
 def _finish(study: Study, folder: Path, state: State) -> None:

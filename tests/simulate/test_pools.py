@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_pers as fp
-from fedjax_pers.simulate import pools
+from fedjax_pers.simulate import placement, pools
 from fedjax_pers.simulate.compilations import compilations
 from tests import toys
 
@@ -53,13 +53,13 @@ def test_blocks_of_like_size_share_a_program() -> None:
 
 
 def test_examples_stay_on_the_host_where_they_would_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pools.place_of(FEDERATION, "auto") == "device"  # a CPU does not say
+    assert pools.place_of_examples(FEDERATION, "auto") == "device"  # a CPU does not say
     needed = sum(x.nbytes for name in ("train", "validation", "test") for x in FEDERATION.split(name).data.values())
-    for limit, place in ((2 * needed - 1, "host"), (2 * needed, "device")):
+    for limit, place in ((2 * needed, "host"), (3 * needed, "device")):
         accelerator = SimpleNamespace(memory_stats=lambda limit=limit: {"bytes_limit": limit})
-        monkeypatch.setattr(pools.jax, "local_devices", lambda accelerator=accelerator: [accelerator])
-        assert pools.place_of(FEDERATION, "auto") == place
-        assert pools.place_of(FEDERATION, "device") == "device"
+        monkeypatch.setattr(placement.jax, "local_devices", lambda accelerator=accelerator: [accelerator])
+        assert pools.place_of_examples(FEDERATION, "auto") == place
+        assert pools.place_of_examples(FEDERATION, "device") == "device"
 
 
 def test_a_place_that_is_none() -> None:
