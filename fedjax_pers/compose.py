@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pers.aggregators import Aggregator, Collected, Sender, Server, mean
-from fedjax_pers.aggregators.base import finished, taken
+from fedjax_pers.aggregators.base import finished, seen_of_one, taken
 from fedjax_pers.base import Array, Cohort, Context, Leaves, Metrics, Parts, Report, State, Task
+from fedjax_pers.checks import require
 from fedjax_pers.executors import Executor
 from fedjax_pers.executors.default import default_executor, overridden
 from fedjax_pers.executors.lanes import map_reduce, padding
-from fedjax_pers.keys import as_key, client_key, fold_name
+from fedjax_pers.keys import as_key, client_key, fold_name, round_key
 from fedjax_pers.layouts import Layout, LayoutMaker, by_role
 from fedjax_pers.local import ClientUpdate, train
 from fedjax_pers.paths import everything
@@ -56,6 +57,7 @@ class Algorithm(NamedTuple):
       layout: who owns which leaf.
       participation: ``"any"``, or ``"everyone"`` where a round needs all clients.
       executor: the one that its parts named; ``None`` for the default.
+      sees: what the server must know of a single client, in words; ``""`` where sums over clients are enough.
       recipe: set by the registry.
     """
 
@@ -68,6 +70,7 @@ class Algorithm(NamedTuple):
     layout: Layout | None = None
     participation: str = "any"
     executor: Executor | None = None
+    sees: str = ""
     recipe: Recipe | None = None
 
 
@@ -93,6 +96,7 @@ def compose(
     newcomer: ClientUpdate | None = None,
     executor: Executor | None = None,
     participation: str = "any",
+    secure_aggregation: bool = False,
 ) -> Algorithm:
     """An algorithm from its parts. With the defaults of all of them it is FedAvg.
 
@@ -111,9 +115,12 @@ def compose(
       newcomer: what a client does first if it was never seen in training (nothing).
       executor: how clients are mapped onto the machine (chosen by device and model size).
       participation: ``"everyone"`` where a round is wrong unless all clients take part.
+      secure_aggregation: the server is to know sums over clients alone; an aggregator that needs more is refused.
     """
     bound, alone = (layout or by_role())(task), by_role(personal=everything)(task)
     update, aggregator = client or train(), aggregator or mean()
+    if secure_aggregation:
+        require_sums(seen_of_one(aggregator))
 
     def init(params: Any, key: Array | int, *, num_clients: int) -> State:
         parts, shared = _starting(bound, aggregator, params, key)
@@ -130,7 +137,8 @@ def compose(
         )
 
     def step(state: State, cohort: Cohort, key: Array | int) -> tuple[State, Metrics]:
-        key, server = as_key(key), _server(state)
+        key = as_key(key)
+        server = _server(state, fold_name(key, "common"))
         cohort = _ordered(cohort)
         chosen = executor or default_executor((state.shared, state.fresh, state.frozen))
         items = _items(state, cohort, key, "train", padding(chosen, cohort.ids.shape[0]))
@@ -141,7 +149,7 @@ def compose(
             parts, report, sender = visit.parts, visit.report, visit.sender
             accepted = item.valid & all_finite((parts.shared, parts.personal, sender.said))
             counts = accepted & (report.steps > 0)
-            weight = jnp.where(counts, aggregator.weigh(_server(state), sender), 0.0)
+            weight = jnp.where(counts, aggregator.weigh(_server(state, item.common), sender), 0.0)
             summand, kept = taken(aggregator, weight, counts, visit.received, parts.shared, sender)
             rejected, empty = item.valid & ~accepted, item.valid & (report.steps == 0)
             row = where(counts, parts.personal, item.row)
@@ -169,7 +177,7 @@ def compose(
 
         def one(common: tuple[State, Cohort], item: _Item) -> tuple[tuple, Any]:
             state, cohort = common
-            download = (aggregator.deliver or aggregator.render)(_server(state), item.id)
+            download = (aggregator.deliver or aggregator.render)(_server(state, item.common), item.id)
             parts, context = _settled(bound, aggregator, download, state, cohort, item)
             if newcomer is not None:
                 parts = _if_unseen(newcomer, bound, parts, context)
@@ -180,7 +188,8 @@ def compose(
         return jax.tree.map(lambda x: x[:count], models)
 
     def common(state: State) -> Any:
-        return bound.view(bound.common).read(Parts(aggregator.whole(_server(state)), state.fresh, state.frozen))
+        server = Server(state.shared, state.opt, state.aux)
+        return bound.view(bound.common).read(Parts(aggregator.whole(server), state.fresh, state.frozen))
 
     def exchange(
         state: State, cohort: Cohort, key: Array | int, tamper: Callable[[Leaves], Leaves] = lambda row: row
@@ -192,7 +201,14 @@ def compose(
         return visit.download, _upload(parts, visit.sender.said), parts.personal
 
     whole = common if bound.common and aggregator.whole else None
-    return Algorithm(init, step, personalize, task, whole, exchange, bound, participation, executor)
+    return Algorithm(
+        init, step, personalize, task, whole, exchange, bound, participation, executor, seen_of_one(aggregator)
+    )
+
+
+def require_sums(sees: str) -> None:
+    """ValueError where a server must know more than sums over clients."""
+    require(not sees, f"secure_aggregation: found true; this method cannot have it, since the server must see {sees}")
 
 
 def with_executor(algorithm: Algorithm, executor: Executor) -> Algorithm:
@@ -271,8 +287,9 @@ def _items(state: State, cohort: Cohort, key: Array, purpose: str, extra: int) -
     return _Item(ids, pad(cohort.start, 0), size, valid, keys, common, rows)
 
 
-def _server(state: State) -> Server:
-    return Server(state.shared, state.opt, state.aux)
+def _server(state: State, common: Array) -> Server:
+    """The server in a round; its key is folded from the one that all clients of the run share."""
+    return Server(state.shared, state.opt, state.aux, round_key(common, "server", state.round))
 
 
 class _Visit(NamedTuple):
@@ -310,7 +327,7 @@ def _settled(
 def _visit(
     layout: Layout, update: ClientUpdate, aggregator: Aggregator, state: State, cohort: Cohort, item: _Item
 ) -> _Visit:
-    download = aggregator.render(_server(state), item.id)
+    download = aggregator.render(_server(state, item.common), item.id)
     received, said, context = _received(layout, aggregator, download, state, cohort, item)
     parts, report = update(layout, received, context)
     sizes = jnp.where(cohort.valid, cohort.size, 0)

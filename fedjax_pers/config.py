@@ -42,6 +42,7 @@ class Config:
       devices: devices that share the clients, on a CPU its cores; by default all that the process has, on a CPU one
         unless fp.use_cores() was called. The same number gives the same bytes.
       checkpoint_every: blocks of rounds (at most ten rounds, or those between two evaluations) between checkpoints.
+      secure_aggregation: the server is to know sums over clients alone; a method that needs more is refused.
       stop_on_rejected: stop when a client's upload is not finite, rather than leave it out.
     """
 
@@ -62,6 +63,7 @@ class Config:
     lanes: int | None = None
     devices: int | None = None
     checkpoint_every: int = 1
+    secure_aggregation: bool = False
     stop_on_rejected: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,7 +98,8 @@ class Config:
             value = getattr(self, name)
             share = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
             _need(name, share, value, "a share of at least 0 and below 1")
-        _need("stop_on_rejected", isinstance(self.stop_on_rejected, bool), self.stop_on_rejected, "true or false")
+        for name in ("secure_aggregation", "stop_on_rejected"):
+            _need(name, isinstance(getattr(self, name), bool), getattr(self, name), "true or false")
 
 
 def check_names(what: str, found: Iterable[str], allowed: Iterable[str]) -> None:

@@ -113,6 +113,16 @@ def train(
     return update
 
 
+def for_epochs(epochs: int, local: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's settings of local training with another length, such as that of a newcomer's.
+
+    Example:
+      >>> for_epochs(5, {"steps": 3, "batch_size": 4})
+      {'steps': None, 'batch_size': 4, 'epochs': 5}
+    """
+    return {**local, "epochs": epochs, "steps": None}
+
+
 def _chosen(layout: Layout, parts: Parts, roles: str, chosen: Selector) -> Leaves:
     candidates = trainable_leaves(layout, parts, roles)
     if chosen == everything or not candidates:

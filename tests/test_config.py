@@ -77,6 +77,7 @@ def test_values_without_a_plain_form(settings, expected):
         ({"checkpoint_every": 0}, "checkpoint_every: found 0"),
         ({"evaluate_every": None}, "evaluate_every: found None"),
         ({"stop_on_rejected": 1}, "stop_on_rejected: found 1"),
+        ({"secure_aggregation": 1}, "secure_aggregation: found 1"),
         ({"settings": ["lr"]}, r"settings: found \['lr'\]"),
         ({"method": None}, "method: found None; allowed is a name"),
     ],

@@ -102,6 +102,7 @@ def minimax(
         says=("loss",),
         deliver=lambda server, client: server.aux["average"],
         whole=lambda server: server.aux["average"],
+        sees="each client's loss",
     )
 
 
@@ -227,6 +228,7 @@ def tilted(
         collect=lambda received, upload, sender: {"loss": sender.said["loss"], "share": base(None, sender)},
         ask=loss_of_received,
         says=("loss",),
+        sees="each client's loss",
     )
 
 

@@ -10,16 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pers.base import Array, Context, Leaves, Parts, Report
+from fedjax_pers.keys import as_key
 from fedjax_pers.layouts import Layout
 from fedjax_pers.trees import all_finite
 
 
 class Server(NamedTuple):
-    """What an aggregator changes: the shared leaves, its optimiser state, and whatever else it keeps."""
+    """What an aggregator changes: the shared leaves, its optimiser state, and whatever else it keeps.
+
+    ``key`` is the server's key of the round, for what it draws; nothing that is kept.
+    """
 
     shared: Leaves
     opt: Any
     aux: Any
+    key: Array | None = None
 
 
 class Sender(NamedTuple):
@@ -80,6 +85,8 @@ class Aggregator(NamedTuple):
         it is ``None``.
       whole: ``whole(server) -> leaves`` of the global model; ``None`` where there is no such model.
       starts: shared leaves are stacked from so many random starts, ``[starts, ...]``, where it is more than 1.
+      sees: what the server must know of a single client, in words; by default the upload of each where ``collect`` is
+        given, and nothing where it is not: sums over clients are enough, so that secure aggregation is possible.
     """
 
     init: Callable[[Leaves, frozenset[str], int], Server]
@@ -95,6 +102,7 @@ class Aggregator(NamedTuple):
     settle: Callable[[Layout, Parts, Context], Leaves] | None = None
     whole: Callable[[Server], Leaves] | None = shared_leaves
     starts: int = 1
+    sees: str | None = None
 
 
 class Collected(NamedTuple):
@@ -113,6 +121,13 @@ class Collected(NamedTuple):
     weight: Array
     ids: Array
     accepted: Array
+
+
+def seen_of_one(aggregator: Aggregator) -> str:
+    """What the server must know of a single client, ``""`` where sums over clients are enough."""
+    if aggregator.sees is not None:
+        return aggregator.sees
+    return "" if aggregator.collect is None else "each client's upload"
 
 
 def copy_to_all(server: Server, client_id: Array) -> Leaves:
@@ -148,6 +163,7 @@ def aggregate(
     ids: Any = None,
     said: Mapping[str, Any] | None = None,
     trainable: frozenset[str] | None = None,
+    key: Array | int = 0,
 ) -> tuple[Server, dict[str, Array]]:
     """One server step on stacked uploads, outside any simulation.
 
@@ -169,11 +185,13 @@ def aggregate(
       ids: rows of the clients, ``[clients]``; ``0 .. clients - 1`` by default.
       said: what clients sent along, ``{name: [clients, ...]}``, for aggregators that ask (a loss: ``{"loss": ...}``).
       trainable: the names that ``aggregator.init`` was given; all leaves by default.
+      key: the round's, for aggregators that draw something.
 
     Returns:
       The server, and ``{"rejected": bool [clients], "skipped": bool, "weights": [clients]}``.
     """
     trainable = frozenset(server.shared) if trainable is None else trainable
+    server = server._replace(key=as_key(key))
     uploads, said = dict(uploads), {name: jnp.asarray(x) for name, x in (said or {}).items()}
     if weights is not None and np.ndim(weights) != 1:
         raise ValueError(f"weights: found shape {np.shape(weights)}; expected [clients], a number for each client")
@@ -213,7 +231,8 @@ def aggregate(
     total, each = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape), items)
     counted = jnp.where(accepted, weights, 0.0)
     info = {"rejected": ~accepted, "skipped": ~(counted.sum() > 0), "weights": counted}
-    return finished(aggregator, server, Collected(total, each, counted, ids, accepted), trainable), info
+    after = finished(aggregator, server, Collected(total, each, counted, ids, accepted), trainable)
+    return after._replace(key=None), info
 
 
 def _check(received: Leaves, uploads: Leaves, clients: int, trainable: frozenset[str]) -> None:

@@ -108,6 +108,7 @@ def hypotheses(
         pick=pick,
         whole=None,
         starts=clusters,
+        sees="which model each client chose",
     )
 
 

@@ -56,7 +56,7 @@ def server_step(optimizer: optax.GradientTransformation | None) -> ServerStep:
         updates, opt = optimizer.update(steep, server.opt, moving)
         moved = optax.apply_updates(moving, updates)
         new = {name: moved[name] if name in trainable else x + plain[name] for name, x in shared.items()}
-        after = Server(new, opt, server.aux)
+        after = server._replace(shared=new, opt=opt)
         return jax.tree.map(lambda new, old: jnp.where(received, new, old), after, server)
 
     return ServerStep(init, move)

@@ -10,7 +10,7 @@ from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, by_role
-from fedjax_pers.local import ClientUpdate, full_step, train
+from fedjax_pers.local import ClientUpdate, for_epochs, full_step, train
 from fedjax_pers.paths import SelectorLike, nothing
 
 _FAMILY = {
@@ -20,7 +20,7 @@ _FAMILY = {
 
 
 def _newcomer(lr: Any, newcomer_epochs: int, local: dict[str, Any]) -> ClientUpdate:
-    return train(lr, **{**local, "epochs": newcomer_epochs, "steps": None}, roles="personal")
+    return train(lr, **for_epochs(newcomer_epochs, local), roles="personal")
 
 
 @register(

@@ -11,7 +11,7 @@ from fedjax_pers.base import Task
 from fedjax_pers.checks import require
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, by_role, shared_or_refused, shared_shapes
-from fedjax_pers.local import train
+from fedjax_pers.local import for_epochs, train
 from fedjax_pers.paths import SelectorLike, as_selector, everything, nothing
 
 
@@ -62,7 +62,7 @@ def ifca(
     shared = shared_shapes(bound)
     chosen = as_selector(clustered).select(shared, bound.model)
     require(bool(chosen), f"clustered: {as_selector(clustered)} selects none of the shared leaves {sorted(shared)}")
-    newcomer = train(lr, **{**local, "epochs": newcomer_epochs, "steps": None}, roles="personal")
+    newcomer = train(lr, **for_epochs(newcomer_epochs, local), roles="personal")
     return compose(
         task,
         layout=layout,
@@ -121,7 +121,7 @@ def cfl(
         layout=shared_or_refused(by_role(personal=personal, statistics=statistics), task),
         client=train(lr, **local),
         aggregator=splitting.cfl(eps1, eps2, warm_up, most),
-        newcomer=train(lr, **{**local, "epochs": newcomer_epochs, "steps": None}, roles="personal"),
+        newcomer=train(lr, **for_epochs(newcomer_epochs, local), roles="personal"),
     )
 
 
@@ -174,5 +174,5 @@ def fl_hc(
         layout=shared_or_refused(by_role(personal=personal, statistics=statistics), task),
         client=train(lr, **local),
         aggregator=splitting.hierarchical(at, distance, metric, linkage, most, weights=weights),
-        newcomer=train(lr, **{**local, "epochs": newcomer_epochs, "steps": None}, roles="personal"),
+        newcomer=train(lr, **for_epochs(newcomer_epochs, local), roles="personal"),
     )

@@ -10,7 +10,7 @@ from fedjax_pers.base import Task
 from fedjax_pers.checks import number
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, twin
-from fedjax_pers.local import copy_shared, phases, train
+from fedjax_pers.local import copy_shared, for_epochs, phases, train
 from fedjax_pers.objectives import add, pull_to_shared, task_loss
 
 
@@ -66,6 +66,6 @@ def ditto(
         aggregator=mean(weights=weights),
         newcomer=phases(
             copy_shared,
-            train(personal_lr, **{**local, "epochs": newcomer_epochs, "steps": None}, **own),
+            train(personal_lr, **for_epochs(newcomer_epochs, local), **own),
         ),
     )

@@ -9,7 +9,7 @@ from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, by_role
-from fedjax_pers.local import train
+from fedjax_pers.local import for_epochs, train
 from fedjax_pers.paths import SelectorLike
 from fedjax_pers.presets import head
 
@@ -46,7 +46,7 @@ def fedper(
 
     Differences from the paper: all clients start from one common head; any number of clients may take part.
     """
-    newcomer = train(lr, **{**local, "epochs": newcomer_epochs, "steps": None}, roles="personal")
+    newcomer = train(lr, **for_epochs(newcomer_epochs, local), roles="personal")
     return compose(
         task,
         layout=by_role(personal=personal, statistics=statistics),

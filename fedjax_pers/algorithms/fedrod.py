@@ -14,7 +14,7 @@ from fedjax_pers.batches import sweep
 from fedjax_pers.checks import require
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import OWN, Layout, LayoutMaker, Statistics, View, by_role
-from fedjax_pers.local import ClientUpdate, train
+from fedjax_pers.local import ClientUpdate, for_epochs, train
 from fedjax_pers.objectives import Objective, add
 from fedjax_pers.paths import SelectorLike, as_selector, flatten
 from fedjax_pers.presets import head
@@ -61,7 +61,7 @@ def fedrod(
         task.apply is not None and task.criterion is not None and task.num_classes is not None,
         "task: Fed-RoD combines outputs; it needs apply, criterion and num_classes",
     )
-    schedule = {**local, "epochs": newcomer_epochs, "steps": None}
+    schedule = for_epochs(newcomer_epochs, local)
     return compose(
         task,
         layout=_two_heads(head, statistics),

@@ -9,7 +9,7 @@ from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import by_role
-from fedjax_pers.local import train
+from fedjax_pers.local import for_epochs, train
 from fedjax_pers.paths import SelectorLike, as_selector
 from fedjax_pers.presets import head
 
@@ -45,7 +45,7 @@ def lg_fedavg(
     Differences from the paper: the paper starts from a FedAvg checkpoint, and a cold start is much worse. Run it with
     ``warm_start`` rounds of FedAvg (they are charged to its traffic); a cold start is what you get without.
     """
-    newcomer = train(lr, **{**local, "epochs": newcomer_epochs, "steps": None}, roles="personal")
+    newcomer = train(lr, **for_epochs(newcomer_epochs, local), roles="personal")
     return compose(
         task,
         layout=by_role(personal=~as_selector(shared)),

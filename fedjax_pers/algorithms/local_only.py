@@ -8,7 +8,7 @@ from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import by_role
-from fedjax_pers.local import train
+from fedjax_pers.local import for_epochs, train
 from fedjax_pers.paths import everything
 
 
@@ -31,5 +31,5 @@ def local_only(task: Task, *, lr: float = 0.1, newcomer_epochs: int = 5, **local
 
     Differences from the paper: there is none; a client trains only in rounds for which it is sampled.
     """
-    newcomer = train(lr, **{**local, "epochs": newcomer_epochs, "steps": None})
+    newcomer = train(lr, **for_epochs(newcomer_epochs, local))
     return compose(task, layout=by_role(personal=everything), client=train(lr, **local), newcomer=newcomer)

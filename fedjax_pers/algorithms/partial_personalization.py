@@ -9,7 +9,7 @@ from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, by_role
-from fedjax_pers.local import phases, train
+from fedjax_pers.local import for_epochs, phases, train
 from fedjax_pers.paths import SelectorLike
 from fedjax_pers.presets import head
 
@@ -49,7 +49,7 @@ def fedsim(
     leaves are kept between rounds (the paper's stateless mode is not offered).
     """
     rates = {"shared": lr, "personal": personal_lr}
-    newcomer = train(personal_lr, **{**local, "epochs": newcomer_epochs, "steps": None}, roles="personal")
+    newcomer = train(personal_lr, **for_epochs(newcomer_epochs, local), roles="personal")
     return compose(
         task,
         layout=by_role(personal=personal, statistics=statistics),

@@ -9,7 +9,7 @@ from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, by_role
-from fedjax_pers.local import train
+from fedjax_pers.local import for_epochs, train
 from fedjax_pers.paths import SelectorLike, nothing
 
 _FAMILY = {"family": "robust", "personal": "nothing, or any chosen leaves"}
@@ -33,7 +33,7 @@ def _fedavg_with(
         layout=by_role(personal=personal, statistics=statistics),
         client=train(lr, **local),
         aggregator=aggregator,
-        newcomer=train(lr, **{**local, "epochs": newcomer_epochs, "steps": None}, roles="personal"),
+        newcomer=train(lr, **for_epochs(newcomer_epochs, local), roles="personal"),
     )
 
 

@@ -10,7 +10,7 @@ from fedjax_pers.base import Task
 from fedjax_pers.checks import number, positive
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, by_role, shared_or_refused
-from fedjax_pers.local import train
+from fedjax_pers.local import for_epochs, train
 from fedjax_pers.objectives import add, proximal, task_loss
 from fedjax_pers.paths import SelectorLike, nothing
 
@@ -40,7 +40,7 @@ def _attentive(
         layout=shared_or_refused(by_role(personal=personal, statistics=statistics), task),
         client=train(lr, **local, objective=add(task_loss(), proximal(strength))),
         aggregator=rules.mixing_all(rule),
-        newcomer=train(lr, **{**local, "epochs": newcomer_epochs, "steps": None}),
+        newcomer=train(lr, **for_epochs(newcomer_epochs, local)),
     )
 
 
@@ -158,7 +158,7 @@ def pfedgraph(
         layout=shared_or_refused(by_role(personal=personal, statistics=statistics), task),
         client=train(lr, **local),
         aggregator=rules.mixing(rules.pfedgraph(lam), weights=weights),
-        newcomer=train(lr, **{**local, "epochs": newcomer_epochs, "steps": None}),
+        newcomer=train(lr, **for_epochs(newcomer_epochs, local)),
     )
 
 
@@ -201,5 +201,5 @@ def similarity(
         layout=shared_or_refused(by_role(personal=personal, statistics=statistics), task),
         client=train(lr, **local),
         aggregator=rules.mixing(rules.by_similarity(measure, temperature), weights=weights),
-        newcomer=train(lr, **{**local, "epochs": newcomer_epochs, "steps": None}),
+        newcomer=train(lr, **for_epochs(newcomer_epochs, local)),
     )

@@ -16,7 +16,7 @@ from fedjax_pers import data
 from fedjax_pers.algorithms import method
 from fedjax_pers.base import State, Task
 from fedjax_pers.checks import number, one_of, require
-from fedjax_pers.compose import Algorithm, with_executor
+from fedjax_pers.compose import Algorithm, require_sums, with_executor
 from fedjax_pers.config import Config, check_names
 from fedjax_pers.data import SPLITS, Federation
 from fedjax_pers.executors import Executor
@@ -125,6 +125,8 @@ def validate(config: Config, like: Study | None = None) -> Study:
     judged = federation.split(config.split).num_rows
     require(judged > 0, f"split: found {config.split!r}, which has no rows in {config.data}")
     algorithm = method(config.method).make(task, **method_settings(config.method, config.settings))
+    if config.secure_aggregation:
+        require_sums(algorithm.sees)
     algorithm = _mapped(config, algorithm, federation.num_clients)
     chosen_sampler(algorithm, federation, config.cohort_size, dropout=config.dropout)
     return Study(
