@@ -159,6 +159,14 @@ class Report(NamedTuple):
     transmitted: Array
 
 
+class Part(NamedTuple):
+    """Places ``first, first + 1, ...`` in a random order of all ``total`` examples of a client; ``words`` say which."""
+
+    words: Array
+    first: Array
+    total: Array
+
+
 class Context(NamedTuple):
     """What a client knows besides its leaves, in training and in personalisation.
 
@@ -173,6 +181,7 @@ class Context(NamedTuple):
       received: the client's parts at the start of the round, the anchor of every penalty.
       room: as in the cohort.
       features: what is stored of each of the client's examples, ``[examples, ...]``; batches have these fields too.
+      part: which of the client's examples there are, where it is not all of them; ``size`` counts these alone.
     """
 
     data: dict[str, Array]
@@ -185,6 +194,7 @@ class Context(NamedTuple):
     received: Parts
     room: Array | None = None
     features: dict[str, Array] | None = None
+    part: Part | None = None
 
 
 def cohort_of(data: Mapping[str, Any], *, ids: Any = None, sizes: Any = None) -> Cohort:

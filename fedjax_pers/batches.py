@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_pers.base import Array, Batch, Context
+from fedjax_pers.base import Array, Batch, Context, Part
 from fedjax_pers.checks import require, whole_number
 from fedjax_pers.keys import fold_name
 from fedjax_pers.once import unfused
@@ -79,8 +79,29 @@ def steps_per_epoch(size: Array, batch_size: int, drop_last: bool) -> Array:
     return size // batch_size if drop_last else (size + batch_size - 1) // batch_size
 
 
+def split_off(context: Context, share: Any) -> tuple[Context, Context]:
+    """A client that keeps some of its examples back: what it trains on, and what it kept.
+
+    The same examples in every round, drawn at random: ``floor(share * size)``, at least one where there are two.
+
+    Args:
+      context: of a client.
+      share: in 0 .. 1; a float or a traced scalar.
+    """
+    words, size = jax.random.bits(fold_name(context.common, "kept back"), (2,), jnp.uint32), context.size
+    back = jnp.clip(jnp.floor(share * size).astype(jnp.int32), jnp.minimum(size // 2, 1), jnp.maximum(size - 1, 0))
+    rest = size - back
+    return (
+        context._replace(size=rest, part=Part(words, jnp.zeros_like(size), size)),
+        context._replace(size=back, part=Part(words, rest, size)),
+    )
+
+
 def _rows(context: Context, index: Array, weight: Array) -> Batch:
-    taken = {name: values[context.start + index] for name, values in context.data.items()}
+    place = index
+    if context.part is not None:
+        place = unfused(shuffled, context.part.words, context.part.first + index, context.part.total)
+    taken = {name: values[context.start + place] for name, values in context.data.items()}
     stored = {name: values[index] for name, values in (context.features or {}).items()}
     return {**taken, **stored, "weight": weight.astype(jnp.float32)}
 

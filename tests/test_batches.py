@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedjax_pers.base import Context, Parts
-from fedjax_pers.batches import loop, shuffled, steps_per_epoch, stream, sweep
+from fedjax_pers.batches import loop, shuffled, split_off, steps_per_epoch, stream, sweep
 from fedjax_pers.keys import client_key
 
 LARGEST, MOST_STEPS = 700, 24
@@ -55,6 +55,7 @@ def test_every_example_is_equally_likely_at_every_place_of_a_larger_client():
 
 
 ROWS = 40
+ZEROS = jnp.zeros(ROWS)
 
 
 def context(start, size, tag=0, round=0):
@@ -179,3 +180,33 @@ def test_every_step_has_a_key_of_its_own():
 
     keys, _ = loop(body, jnp.zeros((6, 2), jnp.uint32), context(0, 4), batch_size=3, steps=6)
     assert len({tuple(each) for each in keys.tolist()}) == 6
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "back"), [(10, 0.2, 2), (10, 0.0, 1), (10, 1.0, 9), (2, 0.1, 1), (1, 0.5, 0), (0, 0.5, 0)]
+)
+def test_examples_that_are_kept_back_are_not_trained_on(size, share, back):
+    """The same ones in every round, and the rest are all others."""
+    parts = []
+    for round in (0, 3):
+        client = context(20, size, round=round)._replace(common=jax.random.key(5))
+        rest, kept = split_off(client, share)
+        assert (int(rest.size), int(kept.size)) == (size - back, back)
+        judged = sweep(lambda seen, batch: seen.at[batch["x"]].add(batch["weight"]), ZEROS, kept, batch_size=3)
+        trained, _ = loop(
+            lambda seen, batch, key, step: seen.at[batch["x"]].add(batch["weight"]), ZEROS, rest, batch_size=4, epochs=1
+        )
+        expected = np.zeros(len(ZEROS))
+        expected[20 : 20 + size] = 1
+        np.testing.assert_array_equal(judged + trained, expected)
+        parts.append(np.asarray(judged))
+    np.testing.assert_array_equal(*parts)
+
+
+def test_any_example_may_be_kept_back():
+    counts = np.zeros(5)
+    for seed in range(300):
+        one = context(0, 5)._replace(common=jax.random.key(seed))
+        _, kept = split_off(one, 0.2)
+        counts += np.asarray(sweep(lambda seen, b: seen.at[b["x"]].add(b["weight"]), ZEROS, kept, batch_size=1))[:5]
+    assert scipy.stats.chisquare(counts).pvalue > 1e-3

@@ -43,6 +43,7 @@ FORMULAS = {
             "heurfedamp",
             "pfedgraph",
             "similarity",
+            "fedfomo",
             "fedmedian",
             "trimmed_mean",
             "krum",
@@ -63,9 +64,9 @@ FORMULAS = {
     "centralised": (0, 0, 0),
     "fedala": (WHOLE, 2 * HEAD + 1, 0),  # the last head, the shares taken over, a counter
 }
-SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "ifca": 2}
-"""Scalars that go up besides: losses, and the number of a cluster."""
-MODELS_DOWN = {"ifca": 2}
+SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "ifca": 2, "fedfomo": 3}
+"""Scalars that go up besides: losses, the number of a cluster, shares of three models."""
+MODELS_DOWN = {"ifca": 2, "fedfomo": 3}
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, 
 from fedjax_pers.aggregators.clustered import hypotheses
 from fedjax_pers.aggregators.mean import mean
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
+from fedjax_pers.aggregators.peers import first_order
 from fedjax_pers.aggregators.robust import by_rule, geometric_median, krum, median, norm_clipping, trimmed_mean
 from fedjax_pers.aggregators.similarity import Crowd, by_similarity, fedamp, heurfedamp, mixing, mixing_all, pfedgraph
 from fedjax_pers.aggregators.splitting import cfl, hierarchical
@@ -22,6 +23,7 @@ __all__ = [
     "cosines",
     "fair",
     "fedamp",
+    "first_order",
     "geometric_median",
     "heurfedamp",
     "hierarchical",

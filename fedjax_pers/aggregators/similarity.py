@@ -64,7 +64,7 @@ def mixing(rule: MixingRule, *, weights: Weights = "examples") -> Aggregator:
             "mixed": scatter_rows(server.aux["mixed"], ids, _mixtures(found, models)),
             "weights": server.aux["weights"].at[ids].set(whole, mode="drop"),
         }
-        return server._replace(shared=_mean(share, models, server.shared), aux=aux)
+        return server._replace(shared=mean_of_models(received.weight, models, server.shared), aux=aux)
 
     return _keeping(finish, _own_mixture, weights)
 
@@ -85,16 +85,15 @@ def mixing_all(rule: Callable[[Leaves], Array], *, weights: Weights = "examples"
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
         models, _ = received.each
-        share = received.weight / _not_zero(received.weight.sum())
         ids = jnp.where(received.accepted, received.ids, _count(server))
         trained = scatter_rows(server.aux["trained"], ids, models)
         found = _rows_that_add_up(rule(trained), jnp.ones(_count(server), bool))
         aux = {"mixed": _mixtures(found, trained), "weights": found, "trained": trained}
-        after = server._replace(shared=_mean(share, models, server.shared), aux=aux)
+        after = server._replace(shared=mean_of_models(received.weight, models, server.shared), aux=aux)
         return jax.tree.map(lambda new, old: jnp.where(received.accepted.any(), new, old), after, server)
 
     def own_trained(server: Server, client: Array) -> Leaves:
-        return _row(server.aux["trained"], client, server.shared)
+        return row_of(server.aux["trained"], client, server.shared)
 
     return _keeping(finish, own_trained, weights)._replace(init=init)
 
@@ -124,12 +123,13 @@ def _count(server: Server) -> int:
     return server.aux["weights"].shape[0]
 
 
-def _row(rows: Leaves, client: Array, fresh: Leaves) -> Leaves:
+def row_of(rows: Leaves, client: Array, fresh: Leaves) -> Leaves:
+    """The row of one client; a copy of ``fresh`` for one that has none."""
     return jax.tree.map(lambda x: x[0], gather_rows(rows, client[None], fresh))
 
 
 def _own_mixture(server: Server, client: Array) -> Leaves:
-    return _row(server.aux["mixed"], client, server.shared)
+    return row_of(server.aux["mixed"], client, server.shared)
 
 
 def _not_zero(x: Array) -> Array:
@@ -154,7 +154,10 @@ def _mixtures(found: Array, models: Leaves) -> Leaves:
     return jax.tree.map(mixed, models)
 
 
-def _mean(share: Array, models: Leaves, otherwise: Leaves) -> Leaves:
+def mean_of_models(weight: Array, models: Leaves, otherwise: Leaves) -> Leaves:
+    """The mean of models ``[clients, ...]``; ``otherwise`` where no weight is above 0."""
+    share = weight / _not_zero(weight.sum())
+
     def one(x: Array, old: Array) -> Array:
         mean = jnp.tensordot(share, x.astype(jnp.promote_types(x.dtype, jnp.float32)), 1)
         return jnp.where(share.sum() > 0, mean.astype(old.dtype), old)
