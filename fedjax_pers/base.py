@@ -90,6 +90,11 @@ class Cohort(NamedTuple):
     room: Array | None = None
     slots: Array | None = None
 
+    def at(self, places: Array) -> Cohort:
+        """The clients at these places of the cohort, with the same pool."""
+        by_client = self._replace(data={}, room=None)
+        return jax.tree.map(lambda x: x[places], by_client)._replace(data=self.data, room=self.room)
+
 
 class Parts(NamedTuple):
     """A client's leaves by role. ``shared`` travels, ``personal`` stays, ``frozen`` never changes."""

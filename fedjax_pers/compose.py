@@ -138,18 +138,18 @@ def compose(
 
     def step(state: State, cohort: Cohort, key: Array | int) -> tuple[State, Metrics]:
         key = as_key(key)
-        server = _server(state, fold_name(key, "common"))
-        cohort = _ordered(cohort)
+        server = server_of(state, fold_name(key, "common"))
+        cohort = aggregator.invite(server, ordered(cohort))
         chosen = executor or default_executor((state.shared, state.fresh, state.frozen))
-        items = _items(state, cohort, key, "train", padding(chosen, cohort.ids.shape[0]))
+        items = items_of(state, cohort, key, "train", padding(chosen, cohort.ids.shape[0]))
 
-        def one(common: tuple[State, Cohort], item: _Item) -> tuple[Any, Outcome]:
+        def one(common: tuple[State, Cohort], item: Item) -> tuple[Any, Outcome]:
             state, cohort = common
             visit = _visit(bound, update, aggregator, state, cohort, item)
             parts, report, sender = visit.parts, visit.report, visit.sender
             accepted = item.valid & all_finite((parts.shared, parts.personal, sender.said))
             counts = accepted & (report.steps > 0)
-            weight = jnp.where(counts, aggregator.weigh(_server(state, item.common), sender), 0.0)
+            weight = jnp.where(counts, aggregator.weigh(server_of(state, item.common), sender), 0.0)
             summand, kept = taken(aggregator, weight, counts, visit.received, parts.shared, sender)
             rejected, empty = item.valid & ~accepted, item.valid & (report.steps == 0)
             row = where(counts, parts.personal, item.row)
@@ -173,11 +173,11 @@ def compose(
     def personalize(state: State, cohort: Cohort, key: Array | int) -> Any:
         chosen = executor or default_executor((state.shared, state.fresh, state.frozen))
         count = cohort.ids.shape[0]
-        items = _items(state, cohort, as_key(key), "personalize", padding(chosen, count))
+        items = items_of(state, cohort, as_key(key), "personalize", padding(chosen, count))
 
-        def one(common: tuple[State, Cohort], item: _Item) -> tuple[tuple, Any]:
+        def one(common: tuple[State, Cohort], item: Item) -> tuple[tuple, Any]:
             state, cohort = common
-            download = (aggregator.deliver or aggregator.render)(_server(state, item.common), item.id)
+            download = (aggregator.deliver or aggregator.render)(server_of(state, item.common), item.id)
             parts, context = _settled(bound, aggregator, download, state, cohort, item)
             if newcomer is not None:
                 parts = _if_unseen(newcomer, bound, parts, context)
@@ -194,7 +194,7 @@ def compose(
     def exchange(
         state: State, cohort: Cohort, key: Array | int, tamper: Callable[[Leaves], Leaves] = lambda row: row
     ) -> tuple[Leaves, Leaves, Leaves]:
-        items = _items(state, _ordered(cohort), as_key(key), "train", 0)
+        items = items_of(state, ordered(cohort), as_key(key), "train", 0)
         first = jax.tree.map(lambda x: x[0], items)
         visit = _visit(bound, update, aggregator, state, cohort, first)
         parts = visit.parts._replace(personal=tamper(visit.parts.personal))
@@ -247,8 +247,8 @@ def _starting(layout: Layout, aggregator: Aggregator, params: Any, key: Array | 
     return parts, jax.tree.map(lambda *x: jnp.stack(x), parts.shared, *others)
 
 
-class _Item(NamedTuple):
-    """One client of a cohort, without the pool."""
+class Item(NamedTuple):
+    """One client of a cohort, without the pool of examples."""
 
     id: Array
     start: Array
@@ -259,15 +259,14 @@ class _Item(NamedTuple):
     row: Leaves
 
     def context(self, cohort: Cohort, state: State, received: Parts) -> Context:
+        """What the client knows."""
         unseen, pool, room = self.id >= state.seen.shape[0], cohort.data, cohort.room
         return Context(pool, self.start, self.size, self.key, self.common, unseen, state.round, received, room)
 
 
-def _ordered(cohort: Cohort) -> Cohort:
-    # Ascending id, padding last: sums over clients do not depend on the order in which they were named.
-    order = jnp.argsort(cohort.ids)
-    by_client = cohort._replace(data={}, room=None)
-    return jax.tree.map(lambda x: x[order], by_client)._replace(data=cohort.data, room=cohort.room)
+def ordered(cohort: Cohort) -> Cohort:
+    """By ascending id, padding last: sums over clients do not depend on the order in which they were named."""
+    return cohort.at(jnp.argsort(cohort.ids))
 
 
 def _places(cohort: Cohort) -> Array:
@@ -275,7 +274,9 @@ def _places(cohort: Cohort) -> Array:
     return cohort.ids if cohort.slots is None else cohort.slots
 
 
-def _items(state: State, cohort: Cohort, key: Array, purpose: str, extra: int) -> _Item:
+def items_of(state: State, cohort: Cohort, key: Array, purpose: str, extra: int) -> Item:
+    """The clients of a cohort, ``[clients + extra, ...]``, with their rows and their keys for a purpose."""
+
     def pad(x: Array, value: int) -> Array:
         return jnp.concatenate([x, jnp.full((extra,), value, x.dtype)]) if extra else x
 
@@ -284,10 +285,10 @@ def _items(state: State, cohort: Cohort, key: Array, purpose: str, extra: int) -
     size = jnp.where(valid, pad(cohort.size, 0), 0)
     common = jnp.broadcast_to(fold_name(key, "common"), ids.shape)
     rows = gather_rows(state.rows, pad(_places(cohort), NOWHERE), state.fresh)
-    return _Item(ids, pad(cohort.start, 0), size, valid, keys, common, rows)
+    return Item(ids, pad(cohort.start, 0), size, valid, keys, common, rows)
 
 
-def _server(state: State, common: Array) -> Server:
+def server_of(state: State, common: Array) -> Server:
     """The server in a round; its key is folded from the one that all clients of the run share."""
     return Server(state.shared, state.opt, state.aux, round_key(common, "server", state.round))
 
@@ -303,7 +304,7 @@ class _Visit(NamedTuple):
 
 
 def _received(
-    layout: Layout, aggregator: Aggregator, download: Leaves, state: State, cohort: Cohort, item: _Item
+    layout: Layout, aggregator: Aggregator, download: Leaves, state: State, cohort: Cohort, item: Item
 ) -> tuple[Parts, dict[str, Array], Context]:
     """A client's parts before it trains, what it says of its download, and what it knows."""
     parts = Parts(download, item.row, state.frozen)
@@ -313,7 +314,7 @@ def _received(
 
 
 def _settled(
-    layout: Layout, aggregator: Aggregator, download: Leaves, state: State, cohort: Cohort, item: _Item
+    layout: Layout, aggregator: Aggregator, download: Leaves, state: State, cohort: Cohort, item: Item
 ) -> tuple[Parts, Context]:
     """A client's parts and what it knows, before it predicts."""
     if aggregator.settle is None:
@@ -325,9 +326,9 @@ def _settled(
 
 
 def _visit(
-    layout: Layout, update: ClientUpdate, aggregator: Aggregator, state: State, cohort: Cohort, item: _Item
+    layout: Layout, update: ClientUpdate, aggregator: Aggregator, state: State, cohort: Cohort, item: Item
 ) -> _Visit:
-    download = aggregator.render(_server(state, item.common), item.id)
+    download = aggregator.render(server_of(state, item.common), item.id)
     received, said, context = _received(layout, aggregator, download, state, cohort, item)
     parts, report = update(layout, received, context)
     sizes = jnp.where(cohort.valid, cohort.size, 0)

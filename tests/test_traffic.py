@@ -51,6 +51,7 @@ FORMULAS = {
             "norm_clipping",
         )
     },  # fmt: skip
+    "drfa": (2 * WHOLE, 0, 0),  # the model and the snapshot: up together, down to one cohort each
     "scaffold": (2 * MODEL + STATISTICS, MODEL, 0),
     **{name: (WHOLE - HEAD, HEAD, 0) for name in ("fedper", "fedrep", "fedsim", "fedalt")},
     "lg_fedavg": (HEAD, WHOLE - HEAD, 0),
@@ -64,7 +65,7 @@ FORMULAS = {
     "centralised": (0, 0, 0),
     "fedala": (WHOLE, 2 * HEAD + 1, 0),  # the last head, the shares taken over, a counter
 }
-SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "ifca": 2, "fedfomo": 3}
+SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "drfa": 1, "ifca": 2, "fedfomo": 3}
 """Scalars that go up besides: losses, the number of a cluster, shares of three models."""
 MODELS_DOWN = {"ifca": 2, "fedfomo": 3}
 

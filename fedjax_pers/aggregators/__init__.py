@@ -1,8 +1,9 @@
 """How uploads change the server: pure, jitted transforms, one file a family."""
 
 from fedjax_pers.aggregators.agnostic import fair, minimax, tilted
-from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, aggregate
+from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, Survey, aggregate
 from fedjax_pers.aggregators.clustered import hypotheses
+from fedjax_pers.aggregators.distributional import distributionally_robust
 from fedjax_pers.aggregators.mean import mean
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
 from fedjax_pers.aggregators.peers import first_order
@@ -16,11 +17,13 @@ __all__ = [
     "Crowd",
     "Sender",
     "Server",
+    "Survey",
     "aggregate",
     "by_rule",
     "by_similarity",
     "cfl",
     "cosines",
+    "distributionally_robust",
     "fair",
     "fedamp",
     "first_order",

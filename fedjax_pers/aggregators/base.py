@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pers.base import Array, Context, Leaves, Parts, Report
+from fedjax_pers.base import Array, Cohort, Context, Leaves, Parts, Report
 from fedjax_pers.keys import as_key
 from fedjax_pers.layouts import Layout
 from fedjax_pers.trees import all_finite
@@ -62,6 +62,11 @@ def shared_leaves(server: Server) -> Leaves:
     return server.shared
 
 
+def everybody(server: Server, cohort: Cohort) -> Cohort:
+    """All clients of the cohort take part."""
+    return cohort
+
+
 class Aggregator(NamedTuple):
     """How uploads change the server, as pure functions that add up over clients.
 
@@ -84,6 +89,8 @@ class Aggregator(NamedTuple):
       settle: ``settle(layout, parts, context) -> received``, what that client makes of it; ``ask`` and ``pick`` where
         it is ``None``.
       whole: ``whole(server) -> leaves`` of the global model; ``None`` where there is no such model.
+      invite: ``invite(server, cohort) -> cohort``: which of the clients that are there take part, by what the server
+        knows, in ascending order of id, padding last; all of them by default.
       starts: shared leaves are stacked from so many random starts, ``[starts, ...]``, where it is more than 1.
       sees: what the server must know of a single client, in words; by default the upload of each where ``collect`` is
         given, and nothing where it is not: sums over clients are enough, so that secure aggregation is possible.
@@ -101,8 +108,25 @@ class Aggregator(NamedTuple):
     deliver: Callable[[Server, Array], Leaves] | None = None
     settle: Callable[[Layout, Parts, Context], Leaves] | None = None
     whole: Callable[[Server], Leaves] | None = shared_leaves
+    invite: Callable[[Server, Cohort], Cohort] = everybody
     starts: int = 1
     sees: str | None = None
+
+
+class Survey(NamedTuple):
+    """A second cohort: clients that are asked for numbers in the same round, once the server has moved.
+
+    Attributes:
+      invite: ``invite(server, cohort) -> cohort``, as of an aggregator.
+      render: ``render(server, id) -> download``, the leaves that they receive.
+      ask: ``ask(layout, parts, context) -> said``.
+      finish: ``finish(server, answers) -> Server``; ``answers.each`` is what they said, ``[clients, ...]``.
+    """
+
+    invite: Callable[[Server, Cohort], Cohort]
+    render: Callable[[Server, Array], Leaves]
+    ask: Callable[[Layout, Parts, Context], dict[str, Array]]
+    finish: Callable[[Server, Collected], Server]
 
 
 class Collected(NamedTuple):

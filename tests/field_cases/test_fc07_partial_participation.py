@@ -10,7 +10,7 @@ import fedjax_pers as fp
 from tests import toys
 
 CLIENTS, ROUNDS = 20, 3
-NEED_EVERYONE = ("afl", "centralised", "l2gd")
+NEED_EVERYONE = ("afl", "centralised", "drfa", "l2gd")
 
 
 @pytest.fixture(scope="module")
