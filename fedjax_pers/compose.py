@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import optax
 from fedjax_pers.aggregators import Aggregator, Collected, Sender, Server, mean
 from fedjax_pers.aggregators.base import finished, seen_of_one, taken
 from fedjax_pers.base import Array, Cohort, Context, Leaves, Metrics, Parts, Report, State, Task
-from fedjax_pers.checks import require
+from fedjax_pers.checks import one_of, require
 from fedjax_pers.executors import Executor
 from fedjax_pers.executors.default import default_executor, overridden
 from fedjax_pers.executors.lanes import map_reduce, padding
@@ -23,6 +23,7 @@ from fedjax_pers.local import ClientUpdate, train
 from fedjax_pers.paths import everything
 from fedjax_pers.trees import NOWHERE, all_finite, gather_rows, scatter_rows, stack_rows, where
 
+Sampling = Literal["uniform", "examples"]
 SAID = "said/"
 """What a client says beside its leaves goes by these names in an upload."""
 
@@ -56,6 +57,7 @@ class Algorithm(NamedTuple):
         upload, by which the firewall is checked.
       layout: who owns which leaf.
       participation: ``"any"``, or ``"everyone"`` where a round needs all clients.
+      sampling: how a cohort of a given size is drawn, ``"uniform"`` or in proportion to ``"examples"``.
       executor: the one that its parts named; ``None`` for the default.
       sees: what the server must know of a single client, in words; ``""`` where sums over clients are enough.
       recipe: set by the registry.
@@ -69,6 +71,7 @@ class Algorithm(NamedTuple):
     exchange: Callable[..., tuple[Leaves, Leaves, Leaves]] | None = None
     layout: Layout | None = None
     participation: str = "any"
+    sampling: Sampling = "uniform"
     executor: Executor | None = None
     sees: str = ""
     recipe: Recipe | None = None
@@ -96,6 +99,7 @@ def compose(
     newcomer: ClientUpdate | None = None,
     executor: Executor | None = None,
     participation: str = "any",
+    sampling: Sampling = "uniform",
     secure_aggregation: bool = False,
 ) -> Algorithm:
     """An algorithm from its parts. With the defaults of all of them it is FedAvg.
@@ -115,10 +119,12 @@ def compose(
       newcomer: what a client does first if it was never seen in training (nothing).
       executor: how clients are mapped onto the machine (chosen by device and model size).
       participation: ``"everyone"`` where a round is wrong unless all clients take part.
+      sampling: how a run draws a cohort of a given size: uniformly, or in proportion to ``"examples"``.
       secure_aggregation: the server is to know sums over clients alone; an aggregator that needs more is refused.
     """
     bound, alone = (layout or by_role())(task), by_role(personal=everything)(task)
     update, aggregator = client or train(), aggregator or mean()
+    one_of("sampling", sampling, ("uniform", "examples"))
     if secure_aggregation:
         require_sums(seen_of_one(aggregator))
 
@@ -202,7 +208,17 @@ def compose(
 
     whole = common if bound.common and aggregator.whole else None
     return Algorithm(
-        init, step, personalize, task, whole, exchange, bound, participation, executor, seen_of_one(aggregator)
+        init,
+        step,
+        personalize,
+        task,
+        whole,
+        exchange,
+        bound,
+        participation,
+        sampling,
+        executor,
+        seen_of_one(aggregator),
     )
 
 

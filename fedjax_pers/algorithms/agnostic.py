@@ -151,7 +151,9 @@ def qffl(
       statistics: treatment of running statistics that ``personal`` does not name.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
-    Differences from the paper: clients are sampled uniformly, not in proportion to their examples.
+    A cohort of a given size is drawn in proportion to the clients' examples, since the sums above are plain ones.
+
+    Differences from the paper: clients are drawn without replacement.
     """
     return compose(
         task,
@@ -159,6 +161,7 @@ def qffl(
         client=train(lr, **local),
         aggregator=fair(q, lr),
         newcomer=_newcomer(lr, newcomer_epochs, local),
+        sampling="examples",
     )
 
 

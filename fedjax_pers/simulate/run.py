@@ -34,7 +34,7 @@ from fedjax_pers.simulate.programs import (
     start_program,
 )
 from fedjax_pers.simulate.rows import first_state_on_host, lent, moved, on_lent_rows, place_of_rows, slots_of
-from fedjax_pers.simulate.sampling import Sampler, dropouts, everyone, uniform
+from fedjax_pers.simulate.sampling import Sampler, by_examples, dropouts, everyone, uniform
 from fedjax_pers.traffic import Traffic, traffic
 
 
@@ -147,7 +147,8 @@ def run(
       federation: the clients and their data.
       rounds: total number of rounds.
       key: a seed or a key; all randomness is folded from it.
-      cohort_size: clients a round, sampled uniformly; everyone where neither this nor a sampler is given.
+      cohort_size: clients a round, sampled uniformly or as the method says (q-FFL); everyone where neither this nor a
+        sampler is given.
       sampler: another way of choosing clients.
       evaluate_every: rounds between evaluations; ``None`` evaluates at the end, 0 never.
       split: the split to judge on.
@@ -292,16 +293,19 @@ def chosen_sampler(
         algorithm.participation == "any" or not dropout,
         f"dropout: found {dropout}; this method needs everyone each round",
     )
-    chosen = everyone if whole else sampler or _uniform(cohort_size, federation)
+    chosen = everyone if whole else sampler or _of_size(cohort_size, algorithm, federation)
     return dropouts(chosen, dropout) if dropout else chosen
 
 
-def _uniform(cohort_size: int | None, federation: Federation) -> Sampler:
+def _of_size(cohort_size: int | None, algorithm: Algorithm, federation: Federation) -> Sampler:
+    """The method's own way of drawing so many clients."""
     positive_int("cohort_size", cohort_size)
     require(
         cohort_size <= federation.num_clients,
         f"cohort_size: found {cohort_size}; allowed are 1 .. {federation.num_clients}, the clients of the federation",
     )
+    if algorithm.sampling == "examples":
+        return by_examples(cohort_size, tuple(federation.sizes("train").tolist()))
     return uniform(cohort_size)
 
 

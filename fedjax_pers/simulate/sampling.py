@@ -109,6 +109,12 @@ def weighted(cohort_size: int, weights: Any) -> Sampler:
     return sample
 
 
+@functools.cache  # as for uniform ones: one sampler for equal arguments
+def by_examples(cohort_size: int, sizes: tuple[int, ...]) -> Sampler:
+    """That many clients without replacement, in proportion to their training examples."""
+    return weighted(cohort_size, sizes)
+
+
 @functools.cache
 def dropouts(sampler: Sampler, rate: float) -> Sampler:
     """The sampler's clients, of which each fails with this probability: it is not there in that round.

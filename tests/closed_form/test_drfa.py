@@ -67,7 +67,7 @@ def test_weights_ascend_along_the_losses_of_those_who_were_asked():
 
 def test_a_client_that_is_drawn_twice_counts_twice_and_takes_part_once():
     states, metrics = stepper(clients=3, steps=1)(KEYS, jnp.full(2, 0.5))
-    shares = {tuple(row) for row in np.asarray(metrics.weight).round(4).tolist()}
+    shares = {tuple(row) for row in np.asarray(metrics.weight, float).round(4).tolist()}
     assert shares == {(1.0, 0.0), (0.3333, 0.6667), (0.6667, 0.3333)}
     moved = np.where(np.asarray(metrics.ids) == 1, 0.4, 0)
     np.testing.assert_allclose(states.shared["w"], (np.asarray(metrics.weight) * moved).sum(1), rtol=1e-5)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pers as fp
+from fedjax_pers.simulate.compilations import compilations
 from tests import toys
 
 # Cohorts whose size is left to chance, or whose clients are not equally likely
@@ -88,3 +89,28 @@ BAD = [
 def test_settings_that_make_no_sense(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_method_draws_its_cohorts_in_its_own_way():
+    """q-FFL in proportion to examples, 1 : 1 : 8; FedAvg uniformly."""
+    federation, rounds = toys.federation((1, 1, 8)), 400
+    options = {"cohort_size": 1, "evaluate_every": 0}
+    _, history = fp.run(toys.every_method("qffl"), None, federation, rounds, 0, **options)
+    shares = np.bincount(history.metrics.ids.ravel(), minlength=3) / rounds
+    np.testing.assert_allclose(shares, [0.1, 0.1, 0.8], atol=5 * np.sqrt(0.16 / rounds))
+    before = compilations()
+    fp.run(toys.every_method("qffl"), None, federation, rounds, 0, **options)
+    assert compilations() == before
+    _, history = fp.run(toys.every_method("fedavg"), None, federation, rounds, 0, **options)
+    shares = np.bincount(history.metrics.ids.ravel(), minlength=3) / rounds
+    np.testing.assert_allclose(shares, [1 / 3] * 3, atol=5 * np.sqrt(0.22 / rounds))
+
+
+def test_clients_without_examples_are_not_drawn_by_examples():
+    with pytest.raises(ValueError, match=r"cohort_size: found 3; allowed are 1 .. 2, those of a weight"):
+        fp.run(toys.every_method("qffl"), None, toys.federation((2, 0, 5, 0)), 1, cohort_size=3)
+
+
+def test_a_way_of_drawing_that_is_none():
+    with pytest.raises(ValueError, match="sampling: found 'exmaples'; allowed are examples, uniform. Did you mean"):
+        fp.compose(toys.quadratic(), sampling="exmaples")
