@@ -186,6 +186,7 @@ class Context(NamedTuple):
       received: the client's parts at the start of the round, the anchor of every penalty.
       room: as in the cohort.
       features: what is stored of each of the client's examples, ``[examples, ...]``; batches have these fields too.
+      download: what the client was sent, of which ``received.shared`` is what it picked.
       part: which of the client's examples there are, where it is not all of them; ``size`` counts these alone.
     """
 
@@ -199,6 +200,7 @@ class Context(NamedTuple):
     received: Parts
     room: Array | None = None
     features: dict[str, Array] | None = None
+    download: Leaves | None = None
     part: Part | None = None
 
 

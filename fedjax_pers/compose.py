@@ -130,6 +130,7 @@ def compose(
 
     def init(params: Any, key: Array | int, *, num_clients: int) -> State:
         parts, shared = _starting(bound, aggregator, params, key)
+        parts = bound.grown(parts, num_clients)
         server = aggregator.init(shared, bound.trainable & frozenset(shared), num_clients)
         return State(
             shared=server.shared,
@@ -326,7 +327,7 @@ def _received(
     parts = Parts(download, item.row, state.frozen)
     said = aggregator.ask(layout, parts, item.context(cohort, state, parts))
     parts = parts._replace(shared=aggregator.pick(download, said))
-    return parts, said, item.context(cohort, state, parts)
+    return parts, said, item.context(cohort, state, parts)._replace(download=download)
 
 
 def _settled(

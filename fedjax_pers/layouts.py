@@ -42,6 +42,11 @@ class View(NamedTuple):
         return {name: x for name, x in named.items() if name not in parts.frozen}
 
 
+def as_they_are(parts: Parts, num_clients: int) -> Parts:
+    """Most layouts do not depend on how many clients there are."""
+    return parts
+
+
 class Layout(NamedTuple):
     """A layout resolved for a task.
 
@@ -52,6 +57,7 @@ class Layout(NamedTuple):
       views: models by name: ``"model"`` is the one that predicts; ``"shared"`` and ``"own"`` where they exist.
       trainable: names of leaves that an optimiser may change: floating, not frozen, no running statistics.
       common: the view that is a whole model of the server's alone, or ``None`` (there is no global model).
+      grown: ``grown(parts, num_clients) -> Parts`` adds leaves whose shape depends on the number of clients.
     """
 
     task: Task
@@ -60,6 +66,7 @@ class Layout(NamedTuple):
     views: Mapping[str, View]
     trainable: frozenset[str]
     common: str | None
+    grown: Callable[[Parts, int], Parts] = as_they_are
 
     def view(self, name: str) -> View:
         """The view of that name; ValueError where the layout has none."""

@@ -51,6 +51,7 @@ FORMULAS = {
             "norm_clipping",
         )
     },  # fmt: skip
+    "apple": (WHOLE, 3, 0),  # relations to three clients
     "drfa": (2 * WHOLE, 0, 0),  # the model and the snapshot: up together, down to one cohort each
     "scaffold": (2 * MODEL + STATISTICS, MODEL, 0),
     **{name: (WHOLE - HEAD, HEAD, 0) for name in ("fedper", "fedrep", "fedsim", "fedalt")},
@@ -67,7 +68,9 @@ FORMULAS = {
 }
 SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "drfa": 1, "ifca": 2, "fedfomo": 3}
 """Scalars that go up besides: losses, the number of a cluster, shares of three models."""
-MODELS_DOWN = {"ifca": 2, "fedfomo": 3}
+MODELS_DOWN = {"ifca": 2, "fedfomo": 3, "apple": 3}
+TOLD = {"apple": 3 + 1}
+"""Scalars that come down besides: shares of three clients and the client's own number."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,7 @@ def test_every_method_is_counted_by_its_formula(federation, name):
     found = fp.traffic(algorithm, toys.start(algorithm, 3), pool_of(federation, "train"))
     travels, kept, once = FORMULAS[name]
     assert found.up == 4 * (travels + SAID.get(name, 0))
-    assert found.down == 4 * travels * MODELS_DOWN.get(name, 1)
+    assert found.down == 4 * (travels * MODELS_DOWN.get(name, 1) + TOLD.get(name, 0))
     assert (found.row, found.first_down) == (4 * kept, 4 * once)
     assert found.metadata_up == (8 if travels else 0)
     assert set(found.upload_paths).isdisjoint(found.personal_paths)

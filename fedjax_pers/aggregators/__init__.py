@@ -5,10 +5,11 @@ from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, 
 from fedjax_pers.aggregators.clustered import hypotheses
 from fedjax_pers.aggregators.distributional import distributionally_robust
 from fedjax_pers.aggregators.mean import mean
+from fedjax_pers.aggregators.measures import Crowd, input_moments, of_leaves, of_models, of_moments, of_updates
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
-from fedjax_pers.aggregators.peers import first_order
+from fedjax_pers.aggregators.peers import core_models, first_order
 from fedjax_pers.aggregators.robust import by_rule, geometric_median, krum, median, norm_clipping, trimmed_mean
-from fedjax_pers.aggregators.similarity import Crowd, by_similarity, fedamp, heurfedamp, mixing, mixing_all, pfedgraph
+from fedjax_pers.aggregators.similarity import by_similarity, fedamp, heurfedamp, mixing, mixing_all, pfedgraph
 from fedjax_pers.aggregators.splitting import cfl, hierarchical
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "by_rule",
     "by_similarity",
     "cfl",
+    "core_models",
     "cosines",
     "distributionally_robust",
     "fair",
@@ -31,6 +33,7 @@ __all__ = [
     "heurfedamp",
     "hierarchical",
     "hypotheses",
+    "input_moments",
     "krum",
     "mean",
     "median",
@@ -38,6 +41,10 @@ __all__ = [
     "mixing",
     "mixing_all",
     "norm_clipping",
+    "of_leaves",
+    "of_models",
+    "of_moments",
+    "of_updates",
     "pfedgraph",
     "squared_distances",
     "tilted",

@@ -47,6 +47,10 @@ class Sender(NamedTuple):
     sizes: Array
 
 
+Ask = Callable[[Layout, Parts, Context], dict[str, Array]]
+"""``ask(layout, parts, context) -> said``: what a client computes of its download before it trains, and sends."""
+
+
 def nothing_asked(layout: Layout, parts: Parts, context: Context) -> dict[str, Array]:
     """Clients send their leaves and no more."""
     return {}
@@ -102,7 +106,7 @@ class Aggregator(NamedTuple):
     lift: Callable[[Array, Leaves, Leaves, Sender], Any]
     finish: Callable[[Server, Any, frozenset[str]], Server]
     collect: Callable[[Leaves, Leaves, Sender], Any] | None = None
-    ask: Callable[[Layout, Parts, Context], dict[str, Array]] = nothing_asked
+    ask: Ask = nothing_asked
     says: tuple[str, ...] = ()
     pick: Callable[[Leaves, dict[str, Array]], Leaves] = whole_download
     deliver: Callable[[Server, Array], Leaves] | None = None
@@ -125,7 +129,7 @@ class Survey(NamedTuple):
 
     invite: Callable[[Server, Cohort], Cohort]
     render: Callable[[Server, Array], Leaves]
-    ask: Callable[[Layout, Parts, Context], dict[str, Array]]
+    ask: Ask
     finish: Callable[[Server, Collected], Server]
 
 

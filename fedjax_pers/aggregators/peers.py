@@ -1,8 +1,8 @@
-"""Models of other clients, which a client judges on its own data: FedFomo.
+"""Models of other clients, which a client judges or combines on its own data: FedFomo and APPLE.
 
 The server keeps the last model of every client, ``Server.aux["models"]`` (``[num_clients, ...]``), and sends some of
-them to a client, which judges them one after another; no array ``[clients, models, parameters]`` is made. **Privacy**:
-clients see models that others have trained, which say more of their data than a mean does.
+them to a client. FedFomo's clients judge them one after another; no array ``[clients, models, parameters]`` is made.
+**Privacy**: clients see models that others have trained, which say more of their data than a mean does.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from fedjax_pers.trees import scatter_rows, stack_rows
 
 SHARES = "shares"
 """What a client says: how much it took of each model that it was sent."""
+
+
+RELATIONS, SIZE_SHARES, NUMBER = "/relations", "/shares", "/number"
+"""A client's relations to all; what is sent beside core models. No leaf of a model has such a name."""
 
 
 def first_order(
@@ -130,6 +134,72 @@ def first_order(
         deliver=lambda server, client: row_of(server.aux["models"], client, server.shared),
         settle=lambda layout, parts, context: parts.shared,
     )
+
+
+def core_models(*, weights: Weights = "examples") -> Aggregator:
+    """Every client is sent the core models of all, trains its own and combines them as its relations say (APPLE).
+
+    A client predicts with ``sum_j p_ij w_j`` of the last core models, ``Server.aux["models"]``
+    (``[num_clients, ...]``). Its relations ``p_i`` are its own: among its personal leaves, :data:`RELATIONS` is what
+    they differ by from the share that each client has of all examples (of those that came once; ``aux["sizes"]``), or
+    from ``1 / num_clients`` before anybody has come. The download is one array for all clients.
+
+    Args:
+      weights: of the mean model, ``Server.shared``.
+
+    Source: Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", IJCAI 2022,
+    arXiv:2110.08394.
+    """
+
+    def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
+        sizes = jnp.zeros(num_clients, jnp.float32)
+        return Server(shared, (), {"models": stack_rows(shared, num_clients), "sizes": sizes})
+
+    def render(server: Server, client: Array) -> Leaves:
+        sizes = server.aux["sizes"]
+        known = jnp.where(sizes.sum() > 0, sizes, 1)
+        own = jnp.minimum(client, sizes.shape[0] - 1)
+        return server.aux["models"] | {SIZE_SHARES: known / known.sum(), NUMBER: own}
+
+    def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
+        models, sizes = received.each
+        ids = jnp.where(received.accepted, received.ids, server.aux["sizes"].shape[0])
+        aux = {
+            "models": scatter_rows(server.aux["models"], ids, models),
+            "sizes": server.aux["sizes"].at[ids].set(sizes, mode="drop"),
+        }
+        return server._replace(shared=mean_of_models(received.weight, models, server.shared), aux=aux)
+
+    return Aggregator(
+        init,
+        render,
+        client_weight(weights),
+        lambda weight, received, upload, sender: (),
+        finish,
+        collect=lambda received, upload, sender: (upload, sender.size.astype(jnp.float32)),
+        pick=lambda download, said: _model(stacked(download), download[NUMBER]),
+        settle=lambda layout, parts, context: combined(layout, parts.shared, parts.personal[RELATIONS]),
+    )
+
+
+def stacked(download: Leaves) -> Leaves:
+    """The core models ``[num_clients, ...]`` of APPLE's download."""
+    return {name: x for name, x in download.items() if name not in (SIZE_SHARES, NUMBER)}
+
+
+def combined(layout: Layout, download: Leaves, relations: Array) -> Leaves:
+    """``sum_j p_j w_j`` with ``p`` the shares of all examples plus ``relations``.
+
+    Relations may be negative, so running statistics and counters go by the shares alone.
+    """
+    shares = download[SIZE_SHARES]
+
+    def one(name: str, x: Array) -> Array:
+        weights = shares + relations if name in layout.trainable else shares
+        mixed = jnp.tensordot(weights, x.astype(jnp.promote_types(x.dtype, jnp.float32)), 1, precision="highest")
+        return (jnp.round(mixed) if jnp.issubdtype(x.dtype, jnp.integer) else mixed).astype(x.dtype)
+
+    return {name: one(name, x) for name, x in stacked(download).items()}
 
 
 def shares_of(losses: Array, squared_distances: Array) -> Array:

@@ -11,39 +11,27 @@ of the models that the last round mixed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pers.aggregators.base import Aggregator, Collected, Server
+from fedjax_pers.aggregators.base import Aggregator, Ask, Collected, Server, nothing_asked
 from fedjax_pers.aggregators.mean import Weights, client_weight
+from fedjax_pers.aggregators.measures import Crowd, of_updates
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
 from fedjax_pers.base import Array, Leaves
-from fedjax_pers.checks import number, one_of, positive, require
+from fedjax_pers.checks import number, positive, require
 from fedjax_pers.trees import gather_rows, scatter_rows, stack_rows
-
-
-class Crowd(NamedTuple):
-    """Clients whose models are mixed; all leading axes are ``[clients]``.
-
-    Attributes:
-      models: their leaves after training.
-      differences: after training less before.
-      share: weights by examples or uniform, adding up to 1; 0 for those that are not there.
-    """
-
-    models: Leaves
-    differences: Leaves
-    share: Array
-
 
 MixingRule = Callable[[Crowd], Array]
 """``rule(crowd) -> [clients, clients]``: row i says how much of each client's model goes into that of client i."""
 
 
-def mixing(rule: MixingRule, *, weights: Weights = "examples") -> Aggregator:
+def mixing(
+    rule: MixingRule, *, weights: Weights = "examples", ask: Ask = nothing_asked, says: tuple[str, ...] = ()
+) -> Aggregator:
     """``u_i = sum_j a_ij w_j`` over the clients of a round, with ``a`` from a rule; absent clients keep their ``u_i``.
 
     Example:
@@ -52,12 +40,14 @@ def mixing(rule: MixingRule, *, weights: Weights = "examples") -> Aggregator:
     Args:
       rule: a pure function. Columns of clients that are not there (share 0) count as 0; rows are divided by their sum.
       weights: the ``share`` of a crowd.
+      ask: numbers that clients compute before they train, for the rule (``input_moments``).
+      says: their names.
     """
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
-        models, differences = received.each
+        models, differences, said = received.each
         share = received.weight / _not_zero(received.weight.sum())
-        found = _rows_that_add_up(rule(Crowd(models, differences, share)), received.accepted)
+        found = _rows_that_add_up(rule(Crowd(models, differences, share, said)), received.accepted)
         ids = jnp.where(received.accepted, received.ids, _count(server))
         whole = jnp.zeros((ids.shape[0], _count(server))).at[:, ids].set(found, mode="drop")
         aux = {
@@ -66,7 +56,7 @@ def mixing(rule: MixingRule, *, weights: Weights = "examples") -> Aggregator:
         }
         return server._replace(shared=mean_of_models(received.weight, models, server.shared), aux=aux)
 
-    return _keeping(finish, _own_mixture, weights)
+    return _keeping(finish, _own_mixture, weights)._replace(ask=ask, says=says)
 
 
 def mixing_all(rule: Callable[[Leaves], Array], *, weights: Weights = "examples") -> Aggregator:
@@ -84,7 +74,7 @@ def mixing_all(rule: Callable[[Leaves], Array], *, weights: Weights = "examples"
         return server._replace(aux=server.aux | {"trained": server.aux["mixed"]})
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
-        models, _ = received.each
+        models, _, _ = received.each
         ids = jnp.where(received.accepted, received.ids, _count(server))
         trained = scatter_rows(server.aux["trained"], ids, models)
         found = _rows_that_add_up(rule(trained), jnp.ones(_count(server), bool))
@@ -109,7 +99,7 @@ def _keeping(
         client_weight(weights),
         lambda weight, received, upload, sender: (),
         finish,
-        collect=lambda received, upload, sender: (upload, jax.tree.map(jnp.subtract, upload, received)),
+        collect=lambda received, upload, sender: (upload, jax.tree.map(jnp.subtract, upload, received), sender.said),
         deliver=deliver,
     )
 
@@ -228,23 +218,17 @@ def pfedgraph(lam: Any = 1.0) -> MixingRule:
     return rule
 
 
-def by_similarity(measure: Callable[[Crowd], Array] | str = "updates", temperature: Any = 0.1) -> MixingRule:
+def by_similarity(measure: Callable[[Crowd], Array] = of_updates, temperature: Any = 0.1) -> MixingRule:
     """``a_ij`` in proportion to ``p_j exp(s_ij / temperature)``, ``s`` being how alike clients are. For :func:`mixing`.
 
     Args:
-      measure: ``"updates"`` or ``"models"`` (their cosine), or a function ``measure(crowd) -> [clients, clients]``.
+      measure: ``measure(crowd) -> [clients, clients]``, such as :func:`~fedjax_pers.aggregators.of_updates`.
       temperature: above 0; a large one is the mean, a small one the client's own model.
     """
     positive("temperature", temperature)
-    if not callable(measure):
-        one_of("measure", measure, ("updates", "models"))
-    kind = measure
 
     def rule(crowd: Crowd) -> Array:
-        if callable(kind):
-            alike = kind(crowd)
-        else:
-            alike = cosines(crowd.differences if kind == "updates" else crowd.models)
+        alike = measure(crowd)
         there = crowd.share > 0
         logits = jnp.where(there[None], alike / temperature + jnp.log(_not_zero(crowd.share)), -jnp.inf)
         return jax.nn.softmax(jnp.where(there.any(), logits, 0), axis=1)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
+
+from fedjax_pers.aggregators import measures
 from fedjax_pers.aggregators import similarity as rules
 from fedjax_pers.algorithms.registry import register
-from fedjax_pers.base import Task
-from fedjax_pers.checks import number, positive
+from fedjax_pers.base import Array, Task
+from fedjax_pers.checks import number, one_of, positive, require
 from fedjax_pers.compose import Algorithm, compose
-from fedjax_pers.layouts import Statistics, by_role, shared_or_refused
+from fedjax_pers.layouts import Layout, Statistics, by_role, shared_or_refused, shared_shapes
 from fedjax_pers.local import for_epochs, train
 from fedjax_pers.objectives import add, proximal, task_loss
-from fedjax_pers.paths import SelectorLike, nothing
+from fedjax_pers.paths import SelectorLike, flatten, nothing
+from fedjax_pers.presets import head
 
 _FAMILY = {
     "family": "similarity",
@@ -187,7 +192,9 @@ def similarity(
       task: model and loss.
       lr: step size.
       temperature: above 0; a large one is the plain mean.
-      measure: cosine of ``"updates"`` or of ``"models"``; or a function of :class:`fedjax_pers.aggregators.Crowd`.
+      measure: cosine of ``"updates"``, of ``"models"``, of their ``"heads"``, or of the deviations of clients'
+        ``"moments"`` (mean and spread of their inputs, which they send; labels are not looked at); or a function of
+        :class:`fedjax_pers.aggregators.Crowd`.
       personal: leaves that stay; similarity is of the shared ones alone.
       newcomer_epochs: passes over its data of an unseen client, from the mean model, before it predicts.
       weights: ``p``, as in FedAvg.
@@ -196,10 +203,31 @@ def similarity(
 
     Differences from the paper: there is no one paper.
     """
+    layout = shared_or_refused(by_role(personal=personal, statistics=statistics), task)
+    how, asked = _measure(measure, layout(task))
     return compose(
         task,
-        layout=shared_or_refused(by_role(personal=personal, statistics=statistics), task),
+        layout=layout,
         client=train(lr, **local),
-        aggregator=rules.mixing(rules.by_similarity(measure, temperature), weights=weights),
+        aggregator=rules.mixing(rules.by_similarity(how, temperature), weights=weights, **asked),
         newcomer=train(lr, **for_epochs(newcomer_epochs, local)),
     )
+
+
+def _measure(measure: Callable[[measures.Crowd], Array] | str, layout: Layout) -> tuple[Any, dict[str, Any]]:
+    """The measure of that name, and what clients are asked for it."""
+    if callable(measure):
+        return measure, {}
+    one_of("measure", measure, ("updates", "models", "heads", "moments"))
+    match measure:
+        case "updates":
+            return measures.of_updates, {}
+        case "models":
+            return measures.of_models, {}
+        case "heads":
+            leaves = flatten(jax.eval_shape(layout.task.init, jax.random.key(0)))
+            heads = head(1).select(leaves, layout.model) & shared_shapes(layout).keys()
+            require(bool(heads), "measure: found 'heads', but no leaf of the head is shared here")
+            return measures.of_leaves(sorted(heads)), {}
+    measures.input_fields(layout)  # a task without them, before any work
+    return measures.of_moments, {"ask": measures.input_moments, "says": (measures.MOMENTS,)}

@@ -9,7 +9,16 @@ import pytest
 from scipy.optimize import minimize
 
 import fedjax_pers as fp
-from fedjax_pers.aggregators import aggregate, by_similarity, fedamp, heurfedamp, mixing, mixing_all, pfedgraph
+from fedjax_pers.aggregators import (
+    aggregate,
+    by_similarity,
+    fedamp,
+    heurfedamp,
+    mixing,
+    mixing_all,
+    of_leaves,
+    pfedgraph,
+)
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
 from tests import toys
 
@@ -214,12 +223,59 @@ def test_a_rule_of_another_shape_is_named():
         mixed(mixing(lambda crowd: jnp.ones((2, 3))), {"w": UPLOADS}, P, clients=4)
 
 
+similar = fp.method("similarity").make
+
+
+def one_round(cohort, **settings):
+    """The state and the metrics after a round of the method "similarity"."""
+    algorithm = similar(toys.classifier(), batch_size=4, **settings)
+    clients = cohort.ids.shape[0]
+    return jax.jit(algorithm.step)(toys.start(algorithm, clients), cohort, jax.random.key(0))
+
+
+def test_moments_are_of_inputs_alone_and_like_inputs_attract():
+    """Clients 0 and 2 have inputs around 2, clients 1 and 3 around -2; of other sizes, and what is beyond is not theirs."""
+    sizes = [70, 3, 5, 9]
+    fields = toys.labelled((70, 70, 70, 70))
+    fields["x"] = fields["x"] + np.array([2, -2, 2, -2], np.float32)[:, None, None]
+    state, metrics = one_round(fp.cohort_of(fields, sizes=sizes), measure="moments", temperature=0.1)
+    for client, size in enumerate(sizes):
+        x = fields["x"][client, :size].astype(float)
+        expected = np.concatenate([x.mean(0), x.std(0)])
+        np.testing.assert_allclose(metrics.said["moments"][client], expected, rtol=1e-4, atol=1e-4)
+    weights = np.asarray(state.aux["weights"])
+    assert (weights[[0, 2]][:, [1, 3]] < 1e-3).all() and (weights[[1, 3]][:, [0, 2]] < 1e-3).all()
+    others = fp.cohort_of({**fields, "y": 2 - fields["y"]}, sizes=sizes)
+    _, again = one_round(others, measure="moments", temperature=0.1)
+    np.testing.assert_array_equal(again.said["moments"], metrics.said["moments"])
+
+
+def test_heads_alone_are_compared():
+    state, _ = one_round(toys.labelled_clients((6, 6, 6)), measure="heads", temperature=0.2, weights="uniform")
+    trained, _ = one_round(toys.labelled_clients((6, 6, 6)), measure=lambda crowd: jnp.eye(3), temperature=1e-3)
+    models = {name: np.asarray(x, float) for name, x in trained.aux["mixed"].items()}
+    head = np.concatenate([models[f"params/head/{name}"].reshape(3, -1) for name in ("kernel", "bias")], axis=1)
+    unit = head / np.linalg.norm(head, axis=1, keepdims=True)
+    expected = np.exp(unit @ unit.T / 0.2)
+    np.testing.assert_allclose(state.aux["weights"], expected / expected.sum(1, keepdims=True), rtol=1e-4)
+
+
+def test_leaves_that_are_not_shared_are_named():
+    with pytest.raises(ValueError, match=r"names: found \['v'\], which are not shared; allowed are \['w'\]"):
+        mixed(mixing(by_similarity(of_leaves(["v"]))), {"w": UPLOADS}, P, clients=4)
+
+
 BAD = [
     (lambda: fedamp(sigma=0.0), "sigma: found 0.0; allowed is a finite number above 0"),
     (lambda: fedamp(alpha=-1.0), "alpha: found -1"),
     (lambda: heurfedamp(own=1.5), "own: found 1.5; allowed is 0 .. 1"),
     (lambda: pfedgraph(0.0), "lam: found 0.0"),
-    (lambda: by_similarity("update"), "measure: found 'update'.* Did you mean 'updates'"),
+    (lambda: similar(toys.classifier(), measure="update"), "measure: found 'update'.* Did you mean 'updates'"),
+    (lambda: similar(toys.quadratic(), measure="moments"), "measure: found 'moments', which needs a floating input"),
+    (
+        lambda: similar(toys.classifier(), measure="heads", personal=fp.head(1)),
+        "measure: .* no leaf of the head is shared",
+    ),
     (lambda: by_similarity(temperature=float("inf")), "temperature: found inf"),
     (lambda: fp.method("fedamp").make(toys.quadratic(), alpha=0.0), "alpha: found 0.0"),
     (
