@@ -234,7 +234,7 @@ def one_round(cohort, **settings):
 
 
 def test_moments_are_of_inputs_alone_and_like_inputs_attract():
-    """Clients 0 and 2 have inputs around 2, clients 1 and 3 around -2; of other sizes, and what is beyond is not theirs."""
+    """Clients 0 and 2 have inputs around 2, clients 1 and 3 around -2; none has all of its row."""
     sizes = [70, 3, 5, 9]
     fields = toys.labelled((70, 70, 70, 70))
     fields["x"] = fields["x"] + np.array([2, -2, 2, -2], np.float32)[:, None, None]
