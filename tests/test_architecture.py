@@ -32,6 +32,7 @@ LAYERS = {
         "batches",
         "config",
         "judging",
+        "head_inputs",
     },
     1: {"layouts", "objectives", "features", "local", "aggregators", "executors", "stores", "tasks", "models", "data"},
     2: {"compose", "wrappers", "evaluation", "privacy", "traffic"},

@@ -32,11 +32,13 @@ class Crowd(NamedTuple):
       models: their leaves after training.
       differences: after training less before.
       share: weights by examples or uniform, adding up to 1; 0 for those that are not there.
+      said: what they said besides, where the aggregator asks them.
     """
 
     models: Leaves
     differences: Leaves
     share: Array
+    said: dict[str, Array]
 
 
 MixingRule = Callable[[Crowd], Array]
@@ -55,9 +57,9 @@ def mixing(rule: MixingRule, *, weights: Weights = "examples") -> Aggregator:
     """
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
-        models, differences = received.each
+        models, differences, said = received.each
         share = received.weight / _not_zero(received.weight.sum())
-        found = _rows_that_add_up(rule(Crowd(models, differences, share)), received.accepted)
+        found = _rows_that_add_up(rule(Crowd(models, differences, share, said)), received.accepted)
         ids = jnp.where(received.accepted, received.ids, _count(server))
         whole = jnp.zeros((ids.shape[0], _count(server))).at[:, ids].set(found, mode="drop")
         aux = {
@@ -84,7 +86,7 @@ def mixing_all(rule: Callable[[Leaves], Array], *, weights: Weights = "examples"
         return server._replace(aux=server.aux | {"trained": server.aux["mixed"]})
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
-        models, _ = received.each
+        models, _, _ = received.each
         share = received.weight / _not_zero(received.weight.sum())
         ids = jnp.where(received.accepted, received.ids, _count(server))
         trained = scatter_rows(server.aux["trained"], ids, models)
@@ -110,7 +112,7 @@ def _keeping(
         client_weight(weights),
         lambda weight, received, upload, sender: (),
         finish,
-        collect=lambda received, upload, sender: (upload, jax.tree.map(jnp.subtract, upload, received)),
+        collect=lambda received, upload, sender: (upload, jax.tree.map(jnp.subtract, upload, received), sender.said),
         deliver=deliver,
     )
 
