@@ -31,8 +31,8 @@ def with_head_input(function: Callable[..., Any], head: Collection[str]) -> Call
       head: paths of the head's leaves.
 
     Returns:
-      ``observed(variables, batch, *rest) -> (result, features [batch, features])``; ValueError where the first operation
-      on the head is no product of one such array with weights.
+      ``observed(variables, batch, *rest) -> (result, features [batch, features])``; ValueError where the first
+      operation on the head is no product of one such array with weights.
     """
 
     def observed(variables: Any, batch: Any, *rest: Any) -> tuple[Any, jax.Array]:

@@ -110,7 +110,7 @@ def collaboration(crowd: Crowd) -> Array:
 def on_the_simplex(quadratic: Array, linear: Array, there: Array) -> Array:
     """``argmin_a a' Q a - 2 L_i' a`` over the simplex, for every row i of L at once; 0 for those that are not there.
 
-    Accelerated projected gradient steps of length ``1 / |Q|`` from ``a_ii = 1``; momentum that points uphill is dropped.
+    Accelerated projected gradient steps of length ``1 / |Q|`` from ``a_ii = 1``; momentum that leads uphill is dropped.
 
     Args:
       quadratic: ``Q``, ``[clients, clients]``, symmetric and with no negative eigenvalue.

@@ -49,7 +49,7 @@ def fedpac(
     """One body whose features are drawn to the classes' centroids; heads mixed so that bias and variance are least.
 
     A client first trains its head, then the body by ``f_i + lam mean |z - c_y|^2 / dim z``, ``c`` being the classes'
-    mean features over all clients of the last round. Bodies are averaged. Client i's next head is ``sum_j a_ij head_j``,
+    mean features over all clients of the last round. Bodies are averaged. The next head is ``sum_j a_ij head_j``,
     ``a_i = argmin_{a on the simplex} sum_j V_j a_j^2 + |h_i - sum_j a_j h_j|^2``: ``h_j`` is the mean of
     ``onehot(y) x z`` over the examples of client j under the received body, ``V_j = (E|z|^2 - |h_j|^2) / n_j`` the
     variance of that mean. An absent client keeps its last mixture.
@@ -91,7 +91,7 @@ def _head_and_features(task: Task, head: SelectorLike) -> tuple[frozenset[str], 
     labels = {name: shape for name, shape, _ in task.example or ()}.get("y")
     require(
         task.num_classes is not None and labels == (),
-        f"task: found num_classes {task.num_classes} and labels y of shape {labels}; FedPAC needs classes, and labels of "
+        f"task: found num_classes {task.num_classes}, labels y of shape {labels}; FedPAC needs classes, and labels of "
         "shape (), one an example",
     )
     variables, key = jax.eval_shape(task.init, jax.random.key(0)), jax.random.key(0)
