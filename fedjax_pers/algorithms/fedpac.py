@@ -69,9 +69,10 @@ def fedpac(
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``; the optimiser starts
         afresh in each phase.
 
-    Differences from the paper: a class without a centroid is not drawn anywhere, where the authors' code takes the
-    client's own; weights below 0.001 are not cut to 0; clients predict with the mixed head and the mean body, before
-    they train them. Defaults are those of small data sets: the paper takes 5 epochs, lr 0.01, momentum 0.5 and decay.
+    Differences from the paper: clients predict with the mean body and their mixed head, before they train them (the
+    authors' code reports both, before and after); features of a class without a centroid are drawn nowhere (there, to
+    the client's own); a class that nobody in a round has keeps its centroid; weights below 0.001 are not cut to 0.
+    Defaults are those of small data sets: the paper's are 5 epochs, batch 50, lr 0.01, momentum 0.5, decay 5e-4.
     """
     number("lam", lam, low=0)
     names, features = _head_and_features(task, head)

@@ -69,21 +69,21 @@ def test_a_client_without_variance_trusts_itself_and_nobody_counts_that_is_not_t
 
 
 def test_the_server_alone():
-    """Two clients, weights as by hand above; the third is absent, and nobody has examples of the second class."""
+    """Two clients, weights as by hand above; the third sends NaN, and nobody has examples of the second class."""
     aggregator = collaborating_heads(["head"])
     start = {"body": 0.0, "head": 8.0, "class/centroids": np.full((2, 1), 9.0), "class/counts": np.full(2, 4.0)}
     start = {name: jnp.asarray(x, jnp.float32) for name, x in start.items()}
     server = aggregator.init(start, frozenset({"body", "head"}), 3)
     uploads = {
-        "body": [1.0, 3.0],
-        "head": [0.0, 16.0],
-        "class/centroids": [[[1.0], [0.0]], [[5.0], [0.0]]],
-        "class/counts": [[3.0, 0.0], [1.0, 0.0]],
+        "body": [1.0, 3.0, np.nan],
+        "head": [0.0, 16.0, 0.0],
+        "class/centroids": [[[1.0], [0.0]], [[5.0], [0.0]], [[0.0], [0.0]]],
+        "class/counts": [[3.0, 0.0], [1.0, 0.0], [1.0, 1.0]],
     }
-    said = {"mean": jnp.array([[[0.0], [5.0]], [[2.0], [5.0]]]), "variance": jnp.array([1.0, 3.0])}
+    said = {"mean": jnp.array([[[0.0], [5.0]], [[2.0], [5.0]], [[1.0], [5.0]]]), "variance": jnp.array([1.0, 3.0, 1.0])}
     uploads = {name: jnp.asarray(x, jnp.float32) for name, x in uploads.items()}
     trainable = frozenset({"body", "head"})
-    server, _ = aggregate(aggregator, server, uploads, [1.0, 3.0], said=said, trainable=trainable)
+    server, _ = aggregate(aggregator, server, uploads, [1.0, 3.0, 1.0], said=said, trainable=trainable)
     np.testing.assert_allclose(server.aux["mixed"]["head"], [2.0, 10.0, 8.0], atol=1e-5)
     assert float(server.shared["body"]) == 2.5 and float(server.shared["head"]) == 12.0
     assert server.shared["class/centroids"].ravel().tolist() == [2.0, 9.0]
@@ -143,7 +143,11 @@ def test_a_step_towards_the_centroid_by_hand(count):
     known = {"class/centroids": jnp.array([[0.0, 0.0], [3.0, 3.0]]), "class/counts": jnp.array([1.0, count])}
     cohort = fp.cohort_of({"x": np.array([[[1.0, 2.0]]], np.float32), "y": np.array([[1]])})
     after, _ = algorithm.step(state._replace(shared=state.shared | known), cohort, 0)
-    np.testing.assert_allclose(after.shared["body"], [1.1, 1.1] if count else [1.0, 1.0], rtol=1e-6)
+    body = np.array([1.1, 1.1] if count else [1.0, 1.0])
+    np.testing.assert_allclose(after.shared["body"], body, rtol=1e-6)
+    # What is sent are features after training; nobody has an example of class 0.
+    np.testing.assert_allclose(after.shared["class/centroids"], [[0, 0], body * [1, 2]], rtol=1e-6)
+    assert after.shared["class/counts"].tolist() == [1, 1]
 
 
 LOCAL = {"lr": 0.1, "batch_size": 3, "epochs": 2}
@@ -167,7 +171,9 @@ def test_heads_that_are_nobody_elses_are_those_of_fedrep(sizes):
 def test_with_heads_at_rest_it_is_fedbabu():
     clients, rounds = toys.labelled_clients(), ((0, 2), (1, 2), (0, 1, 2))
     babu = toys.trajectory("fedbabu", toys.classifier(), clients, rounds, **LOCAL, weights="uniform")
-    pac = toys.trajectory("fedpac", toys.classifier(), clients, rounds, **LOCAL, head_epochs=0, lam=0.0, weights="uniform")
+    pac = toys.trajectory(
+        "fedpac", toys.classifier(), clients, rounds, **LOCAL, head_epochs=0, lam=0.0, weights="uniform"
+    )
     near(pac[-1].shared, babu[-1].shared)
 
 
