@@ -141,7 +141,8 @@ class Metrics(NamedTuple):
       empty: the client took part and had nothing to train on.
       transmitted: the client sent and received its payload this round (false when a method skips communication).
       update_norm: scalar, L2 norm of the change of the shared leaves.
-      said: ``{name: [clients, ...]}``, what clients sent beside their leaves (losses, choices); ``{}`` in most methods.
+      said: ``{name: [clients]}``, single numbers that clients sent beside their leaves (losses, choices); ``{}`` in
+        most methods.
     """
 
     ids: Array

@@ -160,7 +160,8 @@ def compose(
             summand, kept = taken(aggregator, weight, counts, visit.received, parts.shared, sender)
             rejected, empty = item.valid & ~accepted, item.valid & (report.steps == 0)
             row = where(counts, parts.personal, item.row)
-            return summand, Outcome(row, report, sender.said, weight, rejected, empty, kept)
+            said = {name: x for name, x in sender.said.items() if x.ndim == 0}  # arrays would fill the record of a run
+            return summand, Outcome(row, report, said, weight, rejected, empty, kept)
 
         total, out = map_reduce(chosen, one, (state._replace(rows={}), cohort), items, items.size)
         out = jax.tree.map(lambda x: x[: cohort.ids.shape[0]], out)

@@ -36,7 +36,7 @@ class Split(NamedTuple):
     rest: Callable[..., Any]
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """An equation with its operands and results by number; a literal is an operand by value."""
 
     equation: Any
@@ -64,7 +64,7 @@ def split(function: Callable[..., Any], changing: Any, batch: Any, key: Any) -> 
     numbers = itertools.count()
     inputs = [next(numbers) for _ in jaxpr.jaxpr.invars]
     consts: dict[int, Any] = {}
-    steps, outputs = _inlined(jaxpr, inputs, consts, numbers)
+    steps, outputs = inlined(jaxpr, inputs, consts, numbers)
     first = len(jax.tree.leaves(changing))
     rows = inputs[first : first + len(jax.tree.leaves(batch))]
 
@@ -91,12 +91,12 @@ def split(function: Callable[..., Any], changing: Any, batch: Any, key: Any) -> 
         return None
 
     def features(batch: Any) -> list[jax.Array]:
-        values = _evaluated(early, consts | dict(zip(rows, jax.tree.leaves(batch), strict=True)))
+        values = evaluated(early, consts | dict(zip(rows, jax.tree.leaves(batch), strict=True)))
         return [jnp.moveaxis(values[number], known[number].axis, 0) for number in kept]
 
     def rest(changing: Any, batch: Any, key: Any, features: Sequence[jax.Array]) -> Any:
         stored = {n: jnp.moveaxis(x, 0, known[n].axis) for n, x in zip(kept, features, strict=True)}
-        values = _evaluated(
+        values = evaluated(
             late, consts | stored | dict(zip(inputs, jax.tree.leaves((changing, batch, key)), strict=True))
         )
         return jax.tree.unflatten(
@@ -112,7 +112,7 @@ def _is_heavy(equation: Any) -> bool:
     return equation.primitive.name in HEAVY or any(map(_is_heavy, inside))
 
 
-def _inlined(closed: Any, inputs: list[Any], consts: dict[int, Any], numbers: Any) -> tuple[list[_Step], list[Any]]:
+def inlined(closed: Any, inputs: list[Any], consts: dict[int, Any], numbers: Any) -> tuple[list[Step], list[Any]]:
     """The equations of a jaxpr, those of the functions compiled within it in their places, and its outputs.
 
     Constants are numbered too, and go to ``consts``.
@@ -129,16 +129,17 @@ def _inlined(closed: Any, inputs: list[Any], consts: dict[int, Any], numbers: An
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
         if equation.primitive.name in INLINED:
-            inside, results = _inlined(equation.params["jaxpr"], operands, consts, numbers)
+            inside, results = inlined(equation.params["jaxpr"], operands, consts, numbers)
             steps += inside
         else:
             results = [next(numbers) for _ in equation.outvars]
-            steps.append(_Step(equation, operands, results))
+            steps.append(Step(equation, operands, results))
         number_of.update(zip(equation.outvars, results, strict=True))
     return steps, [read(atom) for atom in jaxpr.outvars]
 
 
-def _evaluated(steps: list[_Step], values: dict[int, Any]) -> dict[int, Any]:
+def evaluated(steps: list[Step], values: dict[int, Any]) -> dict[int, Any]:
+    """Those values and the results of the steps, by number."""
     for equation, operands, results in steps:
         found = equation.primitive.get_bind_params(equation.params)
         functions, params = (

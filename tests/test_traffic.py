@@ -64,10 +64,12 @@ FORMULAS = {
     "apfl": (WHOLE, WHOLE + 1, 0),  # and the mixing weight
     "local_only": (0, WHOLE, 0),
     "centralised": (0, 0, 0),
+    "fedpac": (WHOLE + 3 * 5 + 3, 0, 0),  # and a centroid of 5 features for each of 3 classes, and their counts
     "fedala": (WHOLE, 2 * HEAD + 1, 0),  # the last head, the shares taken over, a counter
 }
-SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "drfa": 1, "ifca": 2, "fedfomo": 3}
-"""Scalars that go up besides: losses, the number of a cluster, shares of three models."""
+SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "drfa": 1, "ifca": 2, "fedfomo": 3, "fedpac": 3 * 5 + 1}
+"""Scalars that go up besides: losses, the number of a cluster, shares of three models, mean features by class
+and their variance."""
 MODELS_DOWN = {"ifca": 2, "fedfomo": 3, "apple": 3}
 TOLD = {"apple": 3 + 1}
 """Scalars that come down besides: shares of three clients and the client's own number."""

@@ -151,6 +151,7 @@ ROLES = {
     "lg_fedavg": {"shared": "kernel"},
     "fedbabu": {"frozen": "bias"},
     "fedrod": {"head": fp.everything},
+    "fedpac": {"head": "kernel"},
 }
 """Settings that name leaves of :func:`softmax_regression`."""
 

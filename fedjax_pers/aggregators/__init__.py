@@ -3,6 +3,7 @@
 from fedjax_pers.aggregators.agnostic import fair, minimax, tilted
 from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, Survey, aggregate
 from fedjax_pers.aggregators.clustered import hypotheses
+from fedjax_pers.aggregators.collaboration import collaborating_heads, collaboration
 from fedjax_pers.aggregators.distributional import distributionally_robust
 from fedjax_pers.aggregators.mean import mean
 from fedjax_pers.aggregators.measures import Crowd, input_moments, of_leaves, of_models, of_moments, of_updates
@@ -23,6 +24,8 @@ __all__ = [
     "by_rule",
     "by_similarity",
     "cfl",
+    "collaborating_heads",
+    "collaboration",
     "core_models",
     "cosines",
     "distributionally_robust",

@@ -86,7 +86,7 @@ class Aggregator(NamedTuple):
         median, weights by client). Where it is given, ``total`` is :class:`Collected`; what it returns is kept of each
         client, so that an array ``[clients, parameters]`` is made only by aggregators that return leaves here.
       ask: ``ask(layout, parts, context) -> said``, numbers that a client computes of its download (``parts.shared``)
-        before it trains, and sends along: a loss, the number of the model that fits best.
+        before it trains, and sends along: a loss, the number of the model that fits best. Single numbers are recorded.
       says: the names of those numbers.
       pick: ``pick(download, said) -> received``, the leaves that it trains.
       deliver: ``deliver(server, id) -> download`` of a client that predicts; ``render`` where it is ``None``.

@@ -238,16 +238,18 @@ def test_moments_are_of_inputs_alone_and_like_inputs_attract():
     sizes = [70, 3, 5, 9]
     fields = toys.labelled((70, 70, 70, 70))
     fields["x"] = fields["x"] + np.array([2, -2, 2, -2], np.float32)[:, None, None]
-    state, metrics = one_round(fp.cohort_of(fields, sizes=sizes), measure="moments", temperature=0.1)
+    algorithm = similar(toys.classifier(), batch_size=4, measure="moments", temperature=0.1)
+    said = jax.jit(lambda cohort: algorithm.exchange(toys.start(algorithm, 4), cohort, 0)[1]["said/moments"])
+    cohort = fp.cohort_of(fields, sizes=sizes)
+    relabelled = fp.cohort_of({**fields, "y": 2 - fields["y"]}, sizes=sizes)
     for client, size in enumerate(sizes):
         x = fields["x"][client, :size].astype(float)
-        expected = np.concatenate([x.mean(0), x.std(0)])
-        np.testing.assert_allclose(metrics.said["moments"][client], expected, rtol=1e-4, atol=1e-4)
+        found = said(cohort.at(jnp.array([client])))
+        np.testing.assert_allclose(found, np.concatenate([x.mean(0), x.std(0)]), rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(said(relabelled.at(jnp.array([client]))), found)
+    state, _ = one_round(cohort, measure="moments", temperature=0.1)
     weights = np.asarray(state.aux["weights"])
     assert (weights[[0, 2]][:, [1, 3]] < 1e-3).all() and (weights[[1, 3]][:, [0, 2]] < 1e-3).all()
-    others = fp.cohort_of({**fields, "y": 2 - fields["y"]}, sizes=sizes)
-    _, again = one_round(others, measure="moments", temperature=0.1)
-    np.testing.assert_array_equal(again.said["moments"], metrics.said["moments"])
 
 
 def test_heads_alone_are_compared():
