@@ -3,6 +3,7 @@
 from fedjax_pers.aggregators.agnostic import fair, minimax, tilted
 from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, aggregate
 from fedjax_pers.aggregators.clustered import hypotheses
+from fedjax_pers.aggregators.grouping import decomposed_cosines, fedgroup
 from fedjax_pers.aggregators.mean import mean
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
 from fedjax_pers.aggregators.robust import by_rule, geometric_median, krum, median, norm_clipping, trimmed_mean
@@ -20,8 +21,10 @@ __all__ = [
     "by_similarity",
     "cfl",
     "cosines",
+    "decomposed_cosines",
     "fair",
     "fedamp",
+    "fedgroup",
     "geometric_median",
     "heurfedamp",
     "hierarchical",
