@@ -13,6 +13,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 import fedjax_pers as fp
 from fedjax_pers.aggregators import aggregate, decomposed_cosines, fedgroup
+from fedjax_pers.aggregators.grouping import k_means
 from tests import toys
 
 EAST, WEST, NORTH = np.array([3.0, 0.1]), np.array([-3.0, 0.1]), np.array([0.1, 3.0])
@@ -75,6 +76,13 @@ def test_groups_are_those_of_the_steps_of_the_paper_by_scikit_learn():
         toys.same_bits(again, server)
 
 
+def test_the_seed_decides_where_groups_cannot_be_told_apart():
+    points = np.random.default_rng(1).normal(size=(80, 6))
+    labels = [k_means(points, 9, seed) for seed in (0, 0, 1, 2)]
+    np.testing.assert_array_equal(labels[0], labels[1])
+    assert not all(np.array_equal(labels[0], other) for other in labels[2:])
+
+
 def test_length_counts_only_where_differences_themselves_are_grouped():
     differences = np.array([[1.0, 0.0], [10.0, 0.0], [0.0, 1.0], [10.0, 1.0]])
     for embedding, expected in (("edc", [0, 0, 1, 0]), ("differences", [0, 1, 0, 1])):
@@ -97,6 +105,12 @@ def test_a_later_client_trains_the_first_model_joins_by_direction_and_counts_fro
     last, _ = sent(after, [0.5 * NORTH, -0.5 * NORTH, NORTH], aggregator, ids=[1, 3, 0])
     assert last.aux["members"].tolist() == [0, 1, -1, 1]
     np.testing.assert_allclose(last.shared["w"], [START + 1.1 * EAST + NORTH, START + WEST], rtol=1e-6)
+
+
+def test_a_long_direction_draws_no_more_than_a_short_one():
+    aggregator = fedgroup(2)
+    server, _ = sent(first(aggregator, 3), [10 * EAST, NORTH], aggregator, ids=[0, 1])
+    assert sent(server, [EAST, [1.0, 1.5]], aggregator, ids=[0, 2])[0].aux["members"].tolist() == [0, 1, 1]
 
 
 def test_groups_are_drawn_to_each_other():
