@@ -1,7 +1,7 @@
 """Clusters that the server finds by looking at updates: CFL splits them, FL+HC makes them in one round.
 
 Hierarchical clustering is SciPy's and runs on the host, in the few rounds in which it is due; all else is compiled.
-What the server keeps is that of :mod:`~fedjax_pers.aggregators.members`.
+The server keeps what :mod:`~fedjax_pers.aggregators.members` says.
 """
 
 from __future__ import annotations
@@ -99,6 +99,10 @@ def hierarchical(
 ) -> Aggregator:
     """FL+HC: some rounds of FedAvg, then clusters of the differences of one round, each of which goes its own way.
 
+    ``Server.aux`` has besides ``"tree"`` (``[num_clients, 4]``, a row for each merger as SciPy's ``linkage`` writes
+    them, then zeros) and ``"leaves"`` (``[num_clients]``, the clients that were there, by which the tree counts; -1
+    after the last).
+
     Args:
       at: rounds of FedAvg before the round in which everybody is put into a cluster; one that is absent then stays in
         cluster 0.
@@ -120,36 +124,39 @@ def hierarchical(
     if method == "ward":
         one_of("metric (of ward)", metric, ("euclidean",))
 
-    def labelled(points: np.ndarray, there: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        labels = np.zeros(len(there), np.int32)
+    def found(points: np.ndarray, there: np.ndarray, distance: np.ndarray, empty: np.ndarray) -> tuple[np.ndarray, ...]:
+        labels, tree = np.zeros(len(there), np.int32), np.array(empty)
         if there.sum() > 1:
-            tree = linkage(pdist(np.asarray(points, np.float64)[there], metric), method)
-            found = fcluster(tree, float(distance), "distance")
-            found = found if found.max() <= most else fcluster(tree, most, "maxclust")
-            labels[there] = by_first_member(found)
-        return labels
+            mergers = linkage(pdist(np.asarray(points, np.float64)[there], metric), method)
+            clusters = fcluster(mergers, float(distance), "distance")
+            clusters = clusters if clusters.max() <= most else fcluster(mergers, most, "maxclust")
+            labels[there], tree[: len(mergers)] = by_first_member(clusters), mergers
+        return labels, tree
 
-    def regroup(server: Server, received: Collected, differences: Leaves) -> tuple[Array, Array, Array]:
-        members, clusters = server.aux["members"], server.aux["clusters"]
-        count = received.accepted.shape[0]
-        points = jnp.concatenate(rows(differences), axis=1)
-        due = server.aux["rounds"] == at
-
-        def now(points: Array, there: Array, distance: Array) -> Array:
-            shape = jax.ShapeDtypeStruct((count,), jnp.int32)
-            return jax.pure_callback(labelled, shape, points, there, distance, vmap_method="sequential")
-
-        cut = jnp.asarray(distance, jnp.float32)
-        labels = jax.lax.cond(due, now, lambda *_: jnp.zeros(count, jnp.int32), points, received.accepted, cut)
-        where = jnp.where(received.accepted & due, received.ids, members.shape[0])
-        made = jnp.where(due, labels.max(initial=0) + 1, clusters)
-        parent = jnp.where(due & (jnp.arange(most) < made), 0, jnp.arange(most))
-        return members.at[where].set(labels, mode="drop"), made, parent
+    def cut(server: Server, received: Collected, differences: Leaves) -> Server:
+        members, there = server.aux["members"], received.accepted
+        given = jnp.concatenate(rows(differences), axis=1), there, jnp.asarray(distance, jnp.float32)
+        shapes = jax.ShapeDtypeStruct(there.shape, jnp.int32), jax.ShapeDtypeStruct((len(members), 4), jnp.float32)
+        labels, tree = jax.pure_callback(found, shapes, *given, server.aux["tree"], vmap_method="sequential")
+        present = jnp.where(there, received.ids, len(members))
+        members, clusters = members.at[present].set(labels, mode="drop"), labels.max(initial=0) + 1
+        parent = jnp.where(jnp.arange(most) < clusters, 0, jnp.arange(most))
+        after = regrouped(server, members, clusters, parent)
+        leaves = server.aux["leaves"].at[jnp.where(there, jnp.cumsum(there) - 1, len(members))]
+        return after._replace(aux=after.aux | {"tree": tree, "leaves": leaves.set(received.ids, mode="drop")})
 
     def finish(move: Move, server: Server, received: Collected, differences: Leaves) -> Server:
-        return move(regrouped(server, *regroup(server, received, differences)), received)
+        due = server.aux["rounds"] == at
+        return move(jax.lax.cond(due, cut, lambda server, *_: server, server, received, differences), received)
 
-    return grouped(finish, most, weights, optimizer)
+    plain = grouped(finish, most, weights, optimizer)
+
+    def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
+        server = plain.init(shared, trainable, num_clients)
+        tree = {"tree": jnp.zeros((num_clients, 4)), "leaves": jnp.full(num_clients, -1, jnp.int32)}
+        return server._replace(aux=server.aux | tree)
+
+    return plain._replace(init=init)
 
 
 def _second_half(alike: Array, inside: Array) -> Array:
