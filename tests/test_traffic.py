@@ -39,6 +39,7 @@ FORMULAS = {
             "ifca",
             "cfl",
             "fl_hc",
+            "fedgroup",
             "fedamp",
             "heurfedamp",
             "pfedgraph",

@@ -5,6 +5,7 @@ from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, 
 from fedjax_pers.aggregators.clustered import hypotheses
 from fedjax_pers.aggregators.collaboration import collaborating_heads, collaboration
 from fedjax_pers.aggregators.distributional import distributionally_robust
+from fedjax_pers.aggregators.grouping import decomposed_cosines, fedgroup
 from fedjax_pers.aggregators.mean import mean
 from fedjax_pers.aggregators.measures import Crowd, input_moments, of_leaves, of_models, of_moments, of_updates
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
@@ -28,9 +29,11 @@ __all__ = [
     "collaboration",
     "core_models",
     "cosines",
+    "decomposed_cosines",
     "distributionally_robust",
     "fair",
     "fedamp",
+    "fedgroup",
     "first_order",
     "geometric_median",
     "heurfedamp",

@@ -1,27 +1,35 @@
-"""How near clients are to each other: ``[clients, clients]``, by one product of matrices a leaf."""
+"""How near clients are to each other: ``[clients, clients]``, by one product of matrices a leaf.
+
+``each`` is a stacked tree ``[clients, ...]``; only its floating leaves are looked at.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 
 from fedjax_pers.base import Array, Leaves
 
 
-def products(each: Leaves) -> Array:
-    """Inner products of stacked trees, over their floating leaves; infinite or NaN beyond float32."""
-    total: Any = 0
-    for name in sorted(each):
-        if jnp.issubdtype(each[name].dtype, jnp.floating):
-            flat = each[name].reshape(each[name].shape[0], -1).astype(jnp.float32)
-            total += jnp.matmul(flat, flat.T, precision="highest")
-    return total
+def rows(each: Leaves) -> list[Array]:
+    """The leaves as matrices ``[clients, parameters of the leaf]``, by name."""
+    floats = [x for _, x in sorted(each.items()) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return [x.reshape(x.shape[0], -1).astype(jnp.float32) for x in floats]
+
+
+def products(each: Leaves, others: Leaves) -> Array:
+    """Inner products of two stacked trees, ``[clients, others]``; infinite or NaN beyond float32."""
+    pairs = zip(rows(each), rows(others))
+    return sum((jnp.matmul(x, y.T, precision="highest") for x, y in pairs), start=jnp.zeros(()))
+
+
+def norms(each: Leaves) -> Array:
+    """``|x_i|``, ``[clients]``."""
+    return jnp.sqrt(sum((jnp.square(x).sum(1) for x in rows(each)), start=jnp.zeros(())))
 
 
 def squared_distances(each: Leaves) -> Array:
     """``|x_i - x_j|^2``; infinite beyond float32. Digits are lost where norms are far above distances: centre first."""
-    inner = products(each)
+    inner = products(each, each)
     squares = jnp.diagonal(inner)
     found = squares[:, None] + squares[None] - 2 * inner
     return jnp.where(jnp.isnan(found), jnp.inf, jnp.maximum(found, 0))
@@ -29,9 +37,9 @@ def squared_distances(each: Leaves) -> Array:
 
 def cosines(each: Leaves) -> Array:
     """``<x_i, x_j> / (|x_i| |x_j|)`` over all leaves together; 0 beside a tree of zeros, 1 of a client with itself."""
-    inner = products(each)
-    norms = jnp.sqrt(jnp.diagonal(inner))
-    scale = norms[:, None] * norms[None]
+    inner = products(each, each)
+    lengths = jnp.sqrt(jnp.diagonal(inner))
+    scale = lengths[:, None] * lengths[None]
     found = jnp.where(scale > 0, inner / jnp.where(scale > 0, scale, 1), 0)
     found = jnp.where(jnp.isnan(found), 0, jnp.clip(found, -1, 1))
     return jnp.where(jnp.eye(found.shape[0], dtype=bool), 1, found)

@@ -51,7 +51,7 @@ def mixing(
         ids = jnp.where(received.accepted, received.ids, _count(server))
         whole = jnp.zeros((ids.shape[0], _count(server))).at[:, ids].set(found, mode="drop")
         aux = {
-            "mixed": scatter_rows(server.aux["mixed"], ids, _mixtures(found, models)),
+            "mixed": scatter_rows(server.aux["mixed"], ids, mixtures(found, models)),
             "weights": server.aux["weights"].at[ids].set(whole, mode="drop"),
         }
         return server._replace(shared=mean_of_models(received.weight, models, server.shared), aux=aux)
@@ -78,7 +78,7 @@ def mixing_all(rule: Callable[[Leaves], Array], *, weights: Weights = "examples"
         ids = jnp.where(received.accepted, received.ids, _count(server))
         trained = scatter_rows(server.aux["trained"], ids, models)
         found = _rows_that_add_up(rule(trained), jnp.ones(_count(server), bool))
-        aux = {"mixed": _mixtures(found, trained), "weights": found, "trained": trained}
+        aux = {"mixed": mixtures(found, trained), "weights": found, "trained": trained}
         after = server._replace(shared=mean_of_models(received.weight, models, server.shared), aux=aux)
         return jax.tree.map(lambda new, old: jnp.where(received.accepted.any(), new, old), after, server)
 
@@ -135,7 +135,9 @@ def _rows_that_add_up(found: Array, there: Array) -> Array:
     return jnp.where(total > 0, found / _not_zero(total), jnp.eye(found.shape[0]))
 
 
-def _mixtures(found: Array, models: Leaves) -> Leaves:
+def mixtures(found: Array, models: Leaves) -> Leaves:
+    """``u_i = sum_j found_ij w_j`` of stacked models; a leaf that is not floating stays as it is."""
+
     def mixed(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x  # a counter is nobody else's

@@ -1,14 +1,11 @@
 """Clusters that the server finds by looking at updates: CFL splits them, FL+HC makes them in one round.
 
 Hierarchical clustering is SciPy's and runs on the host, in the few rounds in which it is due; all else is compiled.
-Shared leaves are ``[most, ...]``, a place for each cluster; ``Server.aux`` holds ``"members"`` (``[num_clients]``, the
-cluster of each client by its id), ``"clusters"`` (how many there are), ``"rounds"`` (done) and ``"made"`` (``[most]``,
-the round in which each cluster was made, -1 for none yet).
+The server keeps what :mod:`~fedjax_pers.aggregators.members` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -19,19 +16,14 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 
 from fedjax_pers.aggregators.base import Aggregator, Collected, Server
-from fedjax_pers.aggregators.clustered import least_loss
-from fedjax_pers.aggregators.mean import Weights, client_weight, server_step, weighted_difference
-from fedjax_pers.aggregators.pairwise import cosines
-from fedjax_pers.base import Array, Context, Leaves, Parts
+from fedjax_pers.aggregators.mean import Weights
+from fedjax_pers.aggregators.members import Move, by_first_member, cluster_of, grouped, regrouped
+from fedjax_pers.aggregators.pairwise import cosines, norms, rows
+from fedjax_pers.base import Array, Leaves
 from fedjax_pers.checks import number, one_of, positive_int, whole_number
-from fedjax_pers.layouts import Layout
 
 Metric = Literal["euclidean", "cityblock", "cosine"]
 Linkage = Literal["single", "complete", "average", "ward"]
-Finish = Callable[[Callable[[Server], Server], Server, Collected, Leaves], Server]
-"""``finish(move, server, received, differences) -> Server``; ``move`` takes every cluster along its members' mean."""
-MEMBER = "/member"
-"""Beside the models of all clusters, which of them is the client's: no leaf has such a name."""
 
 
 def cfl(
@@ -58,14 +50,15 @@ def cfl(
     Source: Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization
     Under Privacy Constraints", IEEE TNNLS 2021.
     """
+    positive_int("most", most)
     number("eps1", eps1, low=0)
     number("eps2", eps2, low=0)
     whole_number("warm_up", warm_up)
 
     def split(server: Server, received: Collected, differences: Leaves) -> tuple[Array, Array, Array]:
         members, clusters = server.aux["members"], server.aux["clusters"]
-        group = _group_of(members, received)
-        norms = _norms(differences)
+        group = cluster_of(members, received.ids)
+        lengths = norms(differences)
         alike = cosines(differences)
 
         def one(cluster: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -73,7 +66,7 @@ def cfl(
             inside = received.accepted & (group == cluster)
             size = inside.sum()
             mean = jax.tree.map(lambda x: jnp.tensordot(inside / jnp.maximum(size, 1), x, 1)[None], differences)
-            due = (_norms(mean)[0] < eps1) & (jnp.where(inside, norms, 0).max(initial=0) > eps2)
+            due = (norms(mean)[0] < eps1) & (jnp.where(inside, lengths, 0).max(initial=0) > eps2)
             due &= (size > 2) & (size == (server.aux["members"] == cluster).sum())
             due &= (count < most) & (server.aux["rounds"] >= warm_up)
             second = jax.lax.cond(due, _second_half, lambda alike, inside: jnp.zeros_like(inside), alike, inside)
@@ -87,11 +80,11 @@ def cfl(
         start = (members, clusters, jnp.arange(most))
         return jax.lax.fori_loop(0, clusters, one, start)
 
-    def finish(move: Callable[[Server], Server], server: Server, received: Collected, differences: Leaves) -> Server:
-        after = move(server)
-        return _regrouped(after, *split(after, received, differences))
+    def finish(move: Move, server: Server, received: Collected, differences: Leaves) -> Server:
+        after = move(server, received)
+        return regrouped(after, *split(after, received, differences))
 
-    return _grouped(finish, most, "uniform", optimizer)
+    return grouped(finish, most, "uniform", optimizer)
 
 
 def hierarchical(
@@ -106,6 +99,10 @@ def hierarchical(
 ) -> Aggregator:
     """FL+HC: some rounds of FedAvg, then clusters of the differences of one round, each of which goes its own way.
 
+    ``Server.aux`` has besides ``"tree"`` (``[num_clients, 4]``, a row for each merger as SciPy's ``linkage`` writes
+    them, then zeros) and ``"leaves"`` (``[num_clients]``, the clients that were there, by which the tree counts; -1
+    after the last).
+
     Args:
       at: rounds of FedAvg before the round in which everybody is put into a cluster; one that is absent then stays in
         cluster 0.
@@ -119,6 +116,7 @@ def hierarchical(
     Source: Briggs, Fan, Andras, "Federated Learning with Hierarchical Clustering of Local Updates to Improve Training
     on Non-IID Data", IJCNN 2020.
     """
+    positive_int("most", most)
     whole_number("at", at)
     number("distance", distance, low=0)
     one_of("metric", metric, ("euclidean", "cityblock", "cosine"))
@@ -126,42 +124,39 @@ def hierarchical(
     if method == "ward":
         one_of("metric (of ward)", metric, ("euclidean",))
 
-    def labelled(points: np.ndarray, there: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        labels = np.zeros(len(there), np.int32)
+    def found(points: np.ndarray, there: np.ndarray, distance: np.ndarray, empty: np.ndarray) -> tuple[np.ndarray, ...]:
+        labels, tree = np.zeros(len(there), np.int32), np.array(empty)
         if there.sum() > 1:
-            tree = linkage(pdist(np.asarray(points, np.float64)[there], metric), method)
-            found = fcluster(tree, float(distance), "distance")
-            found = found if found.max() <= most else fcluster(tree, most, "maxclust")
-            labels[there] = _by_first_member(found)
-        return labels
+            mergers = linkage(pdist(np.asarray(points, np.float64)[there], metric), method)
+            clusters = fcluster(mergers, float(distance), "distance")
+            clusters = clusters if clusters.max() <= most else fcluster(mergers, most, "maxclust")
+            labels[there], tree[: len(mergers)] = by_first_member(clusters), mergers
+        return labels, tree
 
-    def regroup(server: Server, received: Collected, differences: Leaves) -> tuple[Array, Array, Array]:
-        members, clusters = server.aux["members"], server.aux["clusters"]
-        count = received.accepted.shape[0]
-        points = jnp.concatenate([differences[name].reshape(count, -1) for name in sorted(differences)], axis=1)
+    def cut(server: Server, received: Collected, differences: Leaves) -> Server:
+        members, there = server.aux["members"], received.accepted
+        given = jnp.concatenate(rows(differences), axis=1), there, jnp.asarray(distance, jnp.float32)
+        shapes = jax.ShapeDtypeStruct(there.shape, jnp.int32), jax.ShapeDtypeStruct((len(members), 4), jnp.float32)
+        labels, tree = jax.pure_callback(found, shapes, *given, server.aux["tree"], vmap_method="sequential")
+        present = jnp.where(there, received.ids, len(members))
+        members, clusters = members.at[present].set(labels, mode="drop"), labels.max(initial=0) + 1
+        parent = jnp.where(jnp.arange(most) < clusters, 0, jnp.arange(most))
+        after = regrouped(server, members, clusters, parent)
+        leaves = server.aux["leaves"].at[jnp.where(there, jnp.cumsum(there) - 1, len(members))]
+        return after._replace(aux=after.aux | {"tree": tree, "leaves": leaves.set(received.ids, mode="drop")})
+
+    def finish(move: Move, server: Server, received: Collected, differences: Leaves) -> Server:
         due = server.aux["rounds"] == at
+        return move(jax.lax.cond(due, cut, lambda server, *_: server, server, received, differences), received)
 
-        def now(points: Array, there: Array, distance: Array) -> Array:
-            shape = jax.ShapeDtypeStruct((count,), jnp.int32)
-            return jax.pure_callback(labelled, shape, points, there, distance, vmap_method="sequential")
+    plain = grouped(finish, most, weights, optimizer)
 
-        cut = jnp.asarray(distance, jnp.float32)
-        labels = jax.lax.cond(due, now, lambda *_: jnp.zeros(count, jnp.int32), points, received.accepted, cut)
-        where = jnp.where(received.accepted & due, received.ids, members.shape[0])
-        made = jnp.where(due, labels.max(initial=0) + 1, clusters)
-        parent = jnp.where(due & (jnp.arange(most) < made), 0, jnp.arange(most))
-        return members.at[where].set(labels, mode="drop"), made, parent
+    def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
+        server = plain.init(shared, trainable, num_clients)
+        tree = {"tree": jnp.zeros((num_clients, 4)), "leaves": jnp.full(num_clients, -1, jnp.int32)}
+        return server._replace(aux=server.aux | tree)
 
-    def finish(move: Callable[[Server], Server], server: Server, received: Collected, differences: Leaves) -> Server:
-        return move(_regrouped(server, *regroup(server, received, differences)))
-
-    return _grouped(finish, most, weights, optimizer)
-
-
-def _by_first_member(labels: np.ndarray) -> np.ndarray:
-    """Numbered in the order of their first members."""
-    _, first, found = np.unique(labels, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[found]
+    return plain._replace(init=init)
 
 
 def _second_half(alike: Array, inside: Array) -> Array:
@@ -173,105 +168,8 @@ def _second_half(alike: Array, inside: Array) -> Array:
         np.fill_diagonal(apart, 0)
         tree = linkage(squareform((apart + apart.T) / 2, checks=False), "complete")
         second = np.zeros(len(inside), bool)
-        second[among] = _by_first_member(fcluster(tree, 2, "maxclust")) > 0
+        second[among] = by_first_member(fcluster(tree, 2, "maxclust")) > 0
         return second
 
     shape = jax.ShapeDtypeStruct(inside.shape, bool)
     return jax.pure_callback(halved, shape, alike, inside, vmap_method="sequential")
-
-
-def _norms(differences: Leaves) -> Array:
-    squares = [jnp.square(x).reshape(x.shape[0], -1).sum(1) for _, x in sorted(differences.items())]
-    return jnp.sqrt(sum(squares, start=jnp.zeros(())))
-
-
-def _model(models: Leaves, cluster: Array) -> Leaves:
-    return jax.tree.map(lambda x: x[cluster], models)
-
-
-def _group_of(members: Array, received: Collected) -> Array:
-    return members[jnp.minimum(received.ids, members.shape[0] - 1)]
-
-
-def _regrouped(server: Server, members: Array, clusters: Array, parent: Array) -> Server:
-    """The server with those members of so many clusters; each cluster's model is a copy of its parent's."""
-    places, rounds = jnp.arange(parent.shape[0]), server.aux["rounds"]
-    new = (places < clusters) & (places >= server.aux["clusters"])
-    shared, opt = jax.tree.map(lambda x: x[parent], (server.shared, server.opt))
-    made = jnp.where(new, rounds + 1, server.aux["made"])
-    return Server(shared, opt, {"members": members, "clusters": clusters, "rounds": rounds, "made": made})
-
-
-def _grouped(
-    finish_round: Finish, most: int, weights: Weights, optimizer: optax.GradientTransformation | None
-) -> Aggregator:
-    """A model for each cluster, which moves by the mean of its members."""
-    positive_int("most", most)
-    step = server_step(optimizer)
-
-    def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
-        stacked = jax.tree.map(lambda x: jnp.tile(x[None], (most, *[1] * x.ndim)), shared)
-        opt = jax.vmap(lambda leaves: step.init(leaves, trainable, num_clients).opt)(stacked)
-        aux = {
-            "members": jnp.zeros(num_clients, jnp.int32),
-            "clusters": jnp.int32(1),
-            "rounds": jnp.int32(0),
-            "made": jnp.where(jnp.arange(most) == 0, jnp.int32(0), jnp.int32(-1)),
-        }
-        return Server(stacked, opt, aux)
-
-    def render(server: Server, client: Array) -> Leaves:
-        members = server.aux["members"]
-        own = jnp.where(client < members.shape[0], members[jnp.minimum(client, members.shape[0] - 1)], 0)
-        return jax.tree.map(lambda x: x[own], server.shared)
-
-    def moved(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
-        group = _group_of(server.aux["members"], received)
-
-        def add(total: tuple[Leaves, Array], item: tuple[Leaves, Array, Array]) -> tuple[Any, None]:
-            difference, weight, cluster = item
-            summed, mass = total
-            summed = jax.tree.map(lambda t, x: t.at[cluster].add(x * weight.astype(x.dtype)), summed, difference)
-            return (summed, mass.at[cluster].add(weight)), None
-
-        zeros = jax.tree.map(lambda x: jnp.zeros((most, *x.shape[1:]), x.dtype), received.each)
-        (summed, mass), _ = jax.lax.scan(add, (zeros, jnp.zeros(most)), (received.each, received.weight, group))
-
-        def move(shared: Leaves, opt: Any, summed: Leaves, mass: Array) -> Server:
-            share = jax.tree.map(lambda x: x / jnp.where(mass > 0, mass, 1).astype(x.dtype), summed)
-            return step.move(Server(shared, opt, ()), share, mass > 0, trainable)
-
-        after = jax.vmap(move)(server.shared, server.opt, summed, mass)
-        return Server(after.shared, after.opt, server.aux)
-
-    def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
-        differences = {name: x for name, x in received.each.items() if name in trainable}
-        after = finish_round(lambda server: moved(server, received, trainable), server, received, differences)
-        anyone = received.accepted.any()
-        return after._replace(aux=after.aux | {"rounds": after.aux["rounds"] + anyone})
-
-    def settle(layout: Layout, parts: Parts, context: Context) -> Leaves:
-        """A client of the training has its cluster; another takes the one with the least loss on its training data."""
-        own = parts.shared[MEMBER]
-        models = {name: x for name, x in parts.shared.items() if name != MEMBER}
-        best, _ = least_loss(layout, parts._replace(shared=models), context, _model, most)
-        return jax.tree.map(lambda x: x[jnp.where(context.unseen, best, own)], models)
-
-    def deliver(server: Server, client: Array) -> Leaves:
-        members, made = server.aux["members"], server.aux["made"]
-        own = members[jnp.minimum(client, members.shape[0] - 1)]
-        # Places without a cluster hold a copy of the first, which is never chosen before it.
-        there = jax.tree.map(lambda x: x[jnp.where(made >= 0, jnp.arange(most), 0)], server.shared)
-        return there | {MEMBER: own}
-
-    return Aggregator(
-        init,
-        render,
-        client_weight(weights),
-        lambda weight, received, upload, sender: (),
-        finish,
-        collect=lambda received, upload, sender: weighted_difference(jnp.float32(1), received, upload),
-        deliver=deliver,
-        settle=settle,
-        whole=None,
-    )

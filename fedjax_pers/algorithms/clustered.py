@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedjax_pers.aggregators import splitting
+from fedjax_pers.aggregators import grouping, splitting
 from fedjax_pers.aggregators.clustered import hypotheses
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
@@ -174,5 +174,61 @@ def fl_hc(
         layout=shared_or_refused(by_role(personal=personal, statistics=statistics), task),
         client=train(lr, **local),
         aggregator=splitting.hierarchical(at, distance, metric, linkage, most, weights=weights),
+        newcomer=train(lr, **for_epochs(newcomer_epochs, local), roles="personal"),
+    )
+
+
+@register(
+    "fedgroup",
+    title="FedGroup",
+    paper='Duan, Liu, Ji, Liu, Liang, Chen, Tan, "FedGroup: Efficient Clustered Federated Learning via Decomposed '
+    'Data-Driven Measure", 2020, arXiv:2010.06870; FlexCFL, IEEE TPDS 2022, arXiv:2108.09749',
+    family="clustered",
+    personal="nothing, or any chosen leaves",
+    reduction="groups = 1: FedAvg, from the cold start on",
+    secure_aggregation=False,
+)
+def fedgroup(
+    task: Task,
+    *,
+    lr: float = 0.1,
+    groups: int = 2,
+    mixing: float = 0.0,
+    embedding: grouping.Embedding = "edc",
+    personal: SelectorLike = nothing,
+    newcomer_epochs: int = 5,
+    weights: str = "examples",
+    statistics: Statistics = "average",
+    **local: Any,
+) -> Algorithm:
+    """The clients of the first round are grouped by their updates; later ones join the group of their direction.
+
+    Cold start: ``E_ij = cos(D_i, v_j)`` to the first right singular vectors of the differences, k-means++ on ``E``;
+    each group goes on from its members' mean. A client that comes later trains the first model once, joins
+    ``argmax_g cos(D_i, mean difference of g)``, and counts from its next round on. Groups are drawn to each other:
+    ``w_g <- (w_g + mixing sum_h w_h / |w_h|) / (1 + mixing sum_h 1 / |w_h|)`` over the others.
+
+    Args:
+      task: model and loss.
+      lr: step size.
+      groups: how many; a round needs as many clients for the cold start.
+      mixing: the paper's ``eta_G``, between groups; 0 keeps them apart, the paper has up to 0.1.
+      embedding: what k-means sees, ``"edc"`` (cosines, as above) or ``"differences"`` themselves.
+      personal: leaves that stay; directions are of the shared ones alone.
+      newcomer_epochs: passes over its data that an unseen client trains its personal leaves for before it predicts.
+      weights: within a group, as in FedAvg.
+      statistics: treatment of running statistics that ``personal`` does not name; directions leave them out.
+      **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
+
+    Differences from the paper: the cold start is the first round with enough clients, and trains no longer than any
+    other (there: twenty clients for each group, 50 steps); a later client's first round decides its group and no more
+    (there it trains the group's model in the same round); a client that predicts and was in no round has no update: it
+    takes the model with the least loss. Groups stay as they are (FlexCFL moves clients whose data have changed).
+    """
+    return compose(
+        task,
+        layout=shared_or_refused(by_role(personal=personal, statistics=statistics), task),
+        client=train(lr, **local),
+        aggregator=grouping.fedgroup(groups, mixing, embedding, weights=weights),
         newcomer=train(lr, **for_epochs(newcomer_epochs, local), roles="personal"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from scipy.cluster import hierarchy
 
 from fedjax_pers.report.plots import COLOURS, LINES, save
 
@@ -138,6 +139,107 @@ def weights_over_rounds(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, title="client, last weight")
     return save(figure, path)
+
+
+def dendrogram(
+    tree: Any,
+    path: str | os.PathLike[str],
+    *,
+    leaves: Any = None,
+    cut: float | None = None,
+    names: Sequence[Any] | None = None,
+    title: str = "Clients merged by distance",
+) -> Path:
+    """Draws which clients, and then which groups of them, were merged at which distance; FL+HC's tree for example.
+
+    What hangs together below the cut has one colour, that of the cluster's number in the other figures.
+
+    Args:
+      tree: ``[mergers, 4]`` as SciPy's ``linkage`` writes it, ``state.aux["tree"]`` of FL+HC; rows of zeros at its end
+        are left out.
+      path: as in :func:`who_learns_from_whom`.
+      leaves: the client of each leaf, ``state.aux["leaves"]``; -1 at its end is left out. ``0, 1, ...`` by default.
+      cut: the distance at which the tree was cut.
+      names: of all clients.
+      title: above the figure.
+
+    Raises:
+      ValueError: no such tree, or not as many leaves or names.
+    """
+    tree = np.asarray(tree, float)
+    tree = tree[tree[:, 3] > 0] if tree.ndim == 2 and tree.shape[1] == 4 else tree
+    if not hierarchy.is_valid_linkage(tree):
+        raise ValueError(f"tree: found shape {tree.shape}; expected [mergers, 4], as SciPy's linkage writes mergers")
+    leaves = np.arange(len(tree) + 1) if leaves is None else np.asarray(leaves)
+    labels, clients = _named(names, len(leaves)), leaves[leaves >= 0]
+    if len(clients) != len(tree) + 1:
+        raise ValueError(f"leaves: found {len(clients)}; expected {len(tree) + 1}, one more than mergers")
+    colours = _colours_below(tree, cut)
+    drawn = hierarchy.dendrogram(tree, no_plot=True, link_color_func=lambda node: colours[node])
+    figure, axes = _figure(title, 8, max(2.6, 1.4 + 0.18 * min(len(clients), MOST_NAMES)))
+    for places, distances, colour in zip(drawn["icoord"], drawn["dcoord"], drawn["color_list"]):
+        axes.plot(distances, np.array(places) / 10 - 0.5, color=colour, linewidth=1.4)
+    if cut is not None:
+        axes.axvline(cut, color="0.3", linestyle=LINES[1], linewidth=1)
+        axes.annotate(f" cut at {cut:g}", (cut, 1), xycoords=("data", "axes fraction"), va="bottom", fontsize=8)
+    axes.set(xlabel="distance at which they are merged", xlim=(0, None), ylim=(len(clients) - 0.5, -0.5), yticks=[])
+    axes.set_ylabel("client" if len(clients) <= MOST_NAMES else f"{len(clients)} clients")
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(clients) <= MOST_NAMES:
+        _name_clients(axes.yaxis, [labels[client] for client in clients[drawn["leaves"]]])
+        for leaf, text in zip(drawn["leaves"], axes.get_yticklabels()):
+            text.set_color(colours[leaf])
+    return save(figure, path)
+
+
+def splits_over_rounds(
+    aux: Mapping[str, Any], path: str | os.PathLike[str], *, title: str = "Clusters over rounds"
+) -> Path:
+    """Draws when each cluster was made and which one it was cut from, with its members at the end.
+
+    Args:
+      aux: ``state.aux`` of CFL, FL+HC or FedGroup: ``made``, ``parent``, ``members`` and ``rounds``.
+      path: as in :func:`who_learns_from_whom`.
+      title: above the figure.
+
+    Raises:
+      ValueError: something of it is missing, or no cluster has been made.
+    """
+    missing = sorted({"made", "parent", "members", "rounds"} - set(aux))
+    if missing:
+        raise ValueError(f"aux: {missing} are missing; found {sorted(aux)}")
+    made, parent, members = (np.asarray(aux[name]) for name in ("made", "parent", "members"))
+    lanes: list[int] = []
+    for cluster in map(int, np.flatnonzero(made >= 0)):
+        # Below the one it was cut from, above those that were cut from it earlier: no line is crossed.
+        lanes.insert(lanes.index(parent[cluster]) + 1 if parent[cluster] >= 0 else len(lanes), cluster)
+    if not lanes:
+        raise ValueError("aux: found no cluster; none was made yet")
+    figure, axes = _figure(title, 8, 1.4 + 0.3 * max(4, len(lanes)))
+    end = max(1, int(made.max()), int(aux["rounds"]))
+    for lane, cluster in enumerate(lanes):
+        colour, begin = COLOURS[cluster % len(COLOURS)], int(made[cluster])
+        axes.plot([begin, end], [lane, lane], color=colour, linewidth=3, solid_capstyle="butt")
+        if parent[cluster] >= 0:
+            axes.plot([begin, begin], [lanes.index(parent[cluster]), lane], color=colour, linewidth=1.4)
+            axes.annotate(f"{begin} ", (begin, lane), ha="right", va="center", fontsize=7, color=colour)
+        count = int((members == cluster).sum())
+        said = f"  {cluster}: {count} client{'' if count == 1 else 's'}"
+        axes.annotate(said, (end, lane), va="center", fontsize=8, annotation_clip=False)
+    axes.set(xlabel="round", xlim=(0, end), ylim=(len(lanes) - 0.5, -0.5), yticks=[])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return save(figure, path)
+
+
+def _colours_below(tree: np.ndarray, cut: float | None) -> dict[int, str]:
+    """The colour of each leaf and merger by its node: that of its cluster, and grey above the cut."""
+    clusters = hierarchy.fcluster(tree, np.inf if cut is None else cut, "distance")
+    numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
+    colours = {leaf: COLOURS[numbers[cluster] % len(COLOURS)] for leaf, cluster in enumerate(clusters)}
+    for node, (first, _, distance, _) in enumerate(tree, start=len(clusters)):
+        colours[node] = colours[int(first)] if cut is None or distance <= cut else "0.6"
+    return colours
 
 
 def _figure(title: str, width: float, height: float) -> tuple[Figure, Any]:

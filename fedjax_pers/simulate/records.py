@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_pers.base import Metrics
+from fedjax_pers.base import Metrics, State
 from fedjax_pers.config import Config
 from fedjax_pers.data import Federation
 from fedjax_pers.evaluation.statistics import summarize
@@ -31,7 +31,7 @@ class Ledger:
         """The rows of a block's rounds; the last one has the evaluation, where there was one."""
         rows = [self._row(_of_round(block.metrics, place)) for place in range(len(block.metrics.update_norm))]
         if block.table is not None:
-            rows[-1] |= means(block.table)
+            rows[-1] |= means(block.table) | clusters(block.state)
         return rows
 
     def _row(self, metrics: Metrics) -> Row:
@@ -105,6 +105,17 @@ def means(table: Table) -> Row:
     return row
 
 
+def clusters(state: State) -> Row:
+    """How many members each cluster has, and which have none, where the server keeps whose member each client is."""
+    if not isinstance(state.aux, dict) or "members" not in state.aux:
+        return {}
+    members = np.asarray(state.aux["members"])
+    count = len(state.aux["counts"]) if "counts" in state.aux else int(state.aux["clusters"])
+    sizes = [int((members == cluster).sum()) for cluster in range(count)]
+    empty = [cluster for cluster, size in enumerate(sizes) if not size]
+    return {"clusters": {"members": sizes, "empty": empty, "clients_without": int((members < 0).sum())}}
+
+
 def accuracy(row: Mapping[str, Any]) -> float | None:
     """The unweighted mean accuracy of the personalised models, where the row has an evaluation."""
     return row.get("personal_accuracy_unweighted_mean")
@@ -167,6 +178,7 @@ def summary(
         "rejected_uploads": sum(len(row["rejected"]) for row in rows),
         "rejected_clients": rejected,
         "skipped_rounds": [row["round"] for row in rows if row["skipped"]],
+        "clusters": last.get("clusters"),
         "traffic": {
             "bytes_up_per_client_and_round": costs.up + costs.metadata_up,
             "bytes_down_per_client_and_round": costs.down,

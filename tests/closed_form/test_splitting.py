@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.cluster.hierarchy import linkage
 
 import fedjax_pers as fp
 from fedjax_pers.aggregators import aggregate, cfl, hierarchical
@@ -65,6 +66,7 @@ def test_a_second_split_is_of_clients_not_of_places_in_the_cluster():
     server = sent(server, [small, NORTH, small, -NORTH, small, NORTH, -NORTH], aggregator)
     assert server.aux["members"].tolist() == [0, 1, 0, 2, 0, 1, 2]
     assert int(server.aux["clusters"]) == 3 and server.aux["made"].tolist()[:4] == [0, 1, 2, -1]
+    assert server.aux["parent"].tolist()[:4] == [-1, 0, 1, -1]
     toys.same_bits(server.shared["w"][1], server.shared["w"][2])
 
 
@@ -175,6 +177,9 @@ def test_an_absent_client_stays_in_the_first_cluster():
     aggregator = hierarchical(0, 1.0)
     server = sent(first(aggregator, 7), POINTS, aggregator, ids=[0, 1, 2, 3, 4, 6])
     assert server.aux["members"].tolist() == [0, 1, 0, 1, 2, 0, 0]
+    assert server.aux["leaves"].tolist() == [0, 1, 2, 3, 4, 6, -1]
+    expected = np.concatenate([linkage(POINTS, "ward"), np.zeros((2, 4))])
+    np.testing.assert_allclose(server.aux["tree"], expected, rtol=1e-5)
 
 
 BAD = [

@@ -75,6 +75,16 @@ def test_cfl_that_never_splits_is_fedavg():
             np.testing.assert_allclose(one.shared[leaf][0], x, rtol=2e-6, atol=2e-7)
 
 
+def test_fedgroup_with_one_group_is_fedavg():
+    """Up to rounding, as CFL; everybody is there in the cold start: who comes later is not counted at first."""
+    task, clients, rounds = toys.classifier(), toys.labelled_clients((7, 4, 10)), ((0, 1, 2), *ROUNDS)
+    expected = toys.trajectory("fedavg", task, clients, rounds, **LOCAL)
+    found = toys.trajectory("fedgroup", task, clients, rounds, **LOCAL, groups=1, mixing=0.1)
+    for one, other in zip(found, expected, strict=True):
+        for leaf, x in other.shared.items():
+            np.testing.assert_allclose(one.shared[leaf][0], x, rtol=2e-6, atol=2e-7)
+
+
 def test_pfedgraph_that_ignores_similarity_is_fedavg():
     """Everybody takes part: an absent client would keep an older mixture."""
     task, clients, rounds = toys.classifier(), toys.labelled_clients((7, 4, 10)), ((0, 1, 2),) * 3

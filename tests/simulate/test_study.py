@@ -376,6 +376,12 @@ def test_what_clients_say_is_in_the_rows(tmp_path, small):
     # All models travel down, one travels up, with the number of the cluster, the loss and the number of examples.
     assert row["megabytes_down"] == 5 * 2 * LINEAR_BYTES / 1e6
     assert row["megabytes_up"] == 5 * (LINEAR_BYTES + 4 + 4 + 8) / 1e6
+    last = {}
+    for row in result.rows:
+        last |= dict(zip(row["clients"], row["said"]["cluster"]))
+    sizes = [list(last.values()).count(cluster) for cluster in (0, 1)]
+    expected = {"members": sizes, "empty": [c for c in (0, 1) if not sizes[c]], "clients_without": 12 - len(last)}
+    assert result.summary["clusters"] == row["clusters"] == expected
 
 
 def test_data_that_are_not_there():
