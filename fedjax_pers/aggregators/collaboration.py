@@ -104,7 +104,7 @@ def collaboration(crowd: Crowd) -> Array:
     # Products of differences alone matter: less is lost of what is centred.
     middle = jnp.tensordot(there / jnp.maximum(there.sum(), 1), means, 1)
     centred = jnp.where(there.reshape(-1, *[1] * (means.ndim - 1)), means - middle, 0)
-    inner = products({MEAN: centred})
+    inner = products({MEAN: centred}, {MEAN: centred})
     return on_the_simplex(inner + jnp.diag(jnp.where(there, crowd.said[VARIANCE], 0)), inner, there)
 
 
