@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 import fedjax_pers as fp
 from fedjax_pers.aggregators import aggregate, by_similarity, fedamp, heurfedamp, mixing, mixing_all, pfedgraph
-from fedjax_pers.aggregators.pairwise import cosines, squared_distances
+from fedjax_pers.aggregators.pairwise import cosines, products, squared_distances
 from tests import toys
 
 
@@ -203,6 +203,12 @@ def test_pairs_against_float64(clients):
     unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
     np.testing.assert_allclose(cosines(each), unit @ unit.T, atol=1e-6)
     np.testing.assert_allclose(squared_distances(each), ((flat[:, None] - flat[None]) ** 2).sum(-1), atol=1e-4)
+
+
+def test_pairs_of_so_many_that_half_of_them_are_mirrored():
+    x = np.random.default_rng(0).normal(size=(4013, 3))
+    found = np.asarray(products({"w": jnp.asarray(x, jnp.float32)}))
+    np.testing.assert_allclose(found, x @ x.T, atol=1e-5)
 
 
 def test_a_difference_of_zero_is_like_nobody():
