@@ -154,6 +154,15 @@ def test_absent_clients_keep_what_they_had():
     assert not np.array_equal(later.aux["mixed"]["w"][1], server.aux["mixed"]["w"][1])
 
 
+def test_weights_stand_in_the_columns_of_those_that_came():
+    sent = {"w": jnp.asarray(UPLOADS[:2], jnp.float32)}
+    aggregator = mixing(lambda crowd: jnp.array([[0.75, 0.25], [0.5, 0.5]]))
+    server = aggregator.init({"w": jnp.zeros(6)}, frozenset({"w"}), 4)
+    server, _ = aggregate(aggregator, server, sent, ids=[3, 1])
+    expected = [[0, 0, 0, 0], [0, 0.5, 0, 0.5], [0, 0, 0, 0], [0, 0.25, 0, 0.75]]
+    np.testing.assert_array_equal(server.aux["weights"], expected)
+
+
 def test_counters_are_not_mixed():
     aggregator = mixing(pfedgraph(1e7))
     server = aggregator.init({"w": jnp.zeros(()), "n": jnp.int32(0)}, frozenset({"w"}), 2)
