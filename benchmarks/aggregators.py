@@ -35,6 +35,7 @@ AGGREGATORS = {
     "pFedGraph": ag.mixing(ag.pfedgraph()),
     "similarity": ag.mixing(ag.by_similarity()),
     "FedAMP": ag.mixing_all(ag.fedamp(1e-3, 1.0)),
+    "HeurFedAMP": ag.mixing_all(ag.heurfedamp()),
 }
 
 

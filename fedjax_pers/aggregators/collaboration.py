@@ -12,13 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server
 from fedjax_pers.aggregators.mean import Weights, mean
 from fedjax_pers.aggregators.measures import Crowd
-from fedjax_pers.aggregators.pairwise import products
+from fedjax_pers.aggregators.pairwise import inner_products
 from fedjax_pers.aggregators.similarity import mixing
+from fedjax_pers.aggregators.simplex import onto_simplex
 from fedjax_pers.base import Array, Leaves
 
 CENTROIDS, COUNTS = "class/centroids", "class/counts"
@@ -104,7 +104,7 @@ def collaboration(crowd: Crowd) -> Array:
     # Products of differences alone matter: less is lost of what is centred.
     middle = jnp.tensordot(there / jnp.maximum(there.sum(), 1), means, 1)
     centred = jnp.where(there.reshape(-1, *[1] * (means.ndim - 1)), means - middle, 0)
-    inner = products({MEAN: centred}, {MEAN: centred})
+    inner = inner_products({MEAN: centred})
     return on_the_simplex(inner + jnp.diag(jnp.where(there, crowd.said[VARIANCE], 0)), inner, there)
 
 
@@ -123,8 +123,7 @@ def on_the_simplex(quadratic: Array, linear: Array, there: Array) -> Array:
     length = 1 / jnp.maximum(jnp.linalg.eigvalsh(quadratic)[-1], jnp.finfo(quadratic.dtype).tiny)
 
     def projected(x: Array) -> Array:
-        lowest = x.min(1, keepdims=True) - 2  # so far below that it is projected to 0
-        return jax.vmap(optax.projections.projection_simplex)(jnp.where(there[None], x, lowest))
+        return onto_simplex(jnp.where(there.any(), jnp.where(there[None], x, -jnp.inf), 0))
 
     def turn(carry: Any) -> Any:
         number, now, ahead, pace, _ = carry

@@ -62,3 +62,12 @@ def inner_mean(x: Array, there: Array, cut: Array) -> Array:
     highs = count - cut - jnp.maximum((counts & (x < high)).sum(0), cut)
     total = between + low * lows + high * highs
     return jnp.where(low == high, low, total / jnp.maximum(count - 2 * cut, 1))
+
+
+def sum_of_least(x: Array, there: Array, count: Array) -> Array:
+    """The sum of the ``count`` smallest of each coordinate; infinite where one of them is."""
+    last = ranked(x, there, jnp.maximum(count - 1, 0))
+    counts = there.reshape(-1, *[1] * (x.ndim - 1))
+    less = counts & (x < last)
+    ties = count - less.sum(0)
+    return jnp.where(less, x, 0).sum(0) + jnp.where(ties > 0, ties * last, 0)

@@ -16,7 +16,7 @@ import optax
 from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, copy_to_all
 from fedjax_pers.aggregators.mean import Weights, client_weight, mean, server_step, weighted_difference
 from fedjax_pers.aggregators.pairwise import squared_distances
-from fedjax_pers.aggregators.ranks import inner_mean, middle
+from fedjax_pers.aggregators.ranks import inner_mean, middle, sum_of_least
 from fedjax_pers.base import Array, Leaves
 from fedjax_pers.checks import number, positive, positive_int, whole_number
 
@@ -108,11 +108,10 @@ def krum(byzantine: int, chosen: int = 1, optimizer: optax.GradientTransformatio
     def rule(each: Leaves, weight: Array) -> Leaves:
         there = weight > 0
         count = there.sum()
-        pairs = there[:, None] & there[None] & ~jnp.eye(weight.shape[0], dtype=bool)
-        ordered = jnp.sort(jnp.where(pairs, squared_distances(each), jnp.inf), axis=1)
+        distances = jnp.where(jnp.eye(weight.shape[0], dtype=bool), jnp.inf, squared_distances(each))
         # Of those that are there: an upload so far away that its distances overflow has an infinite score, not none.
-        near = jnp.arange(weight.shape[0]) < jnp.minimum(jnp.maximum(count - byzantine - 2, 1), count - 1)
-        score = jnp.where(near, ordered, 0).sum(1)
+        near = jnp.minimum(jnp.maximum(count - byzantine - 2, 1), count - 1)
+        score = sum_of_least(distances, there, near)
         rank = jnp.argsort(jnp.argsort(jnp.where(there, score, jnp.inf), stable=True))
         best = ((rank < chosen) & there).astype(jnp.float32)
         return jax.tree.map(lambda x: jnp.tensordot(best / jnp.maximum(best.sum(), 1), x, 1), each)

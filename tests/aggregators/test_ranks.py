@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pers.aggregators.ranks import inner_mean, middle, ranked
+from fedjax_pers.aggregators.ranks import inner_mean, middle, ranked, sum_of_least
 
 CASES = {
     "random": lambda rng, shape: rng.normal(size=shape),
@@ -45,6 +45,18 @@ def test_medians_and_trimmed_means(case, clients):
     for cut in range((there.sum() + 1) // 2):
         expected = among[cut : len(among) - cut].mean(0)
         np.testing.assert_allclose(jax.jit(inner_mean)(x, there, cut), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["random", "ties", "all equal", "infinite", "both zeros"])
+@pytest.mark.parametrize("clients", [1, 2, 7, 12])
+def test_sums_of_the_least(case, clients):
+    x = CASES[case](np.random.default_rng(clients), (clients, 40)).astype(np.float32)
+    there = np.random.default_rng(0).random(clients) < 0.7
+    there[0] = True
+    among = np.sort(x[there].astype(np.float64), axis=0)
+    for count in range(there.sum() + 1):
+        found = jax.jit(sum_of_least)(x, there, jnp.int32(count))
+        np.testing.assert_allclose(found, among[:count].sum(0), rtol=1e-5, atol=1e-6)
 
 
 def test_the_median_of_large_numbers_does_not_overflow():

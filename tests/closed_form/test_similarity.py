@@ -19,7 +19,7 @@ from fedjax_pers.aggregators import (
     of_leaves,
     pfedgraph,
 )
-from fedjax_pers.aggregators.pairwise import cosines, squared_distances
+from fedjax_pers.aggregators.pairwise import cosines, inner_products, squared_distances
 from tests import toys
 
 
@@ -163,6 +163,15 @@ def test_absent_clients_keep_what_they_had():
     assert not np.array_equal(later.aux["mixed"]["w"][1], server.aux["mixed"]["w"][1])
 
 
+def test_weights_stand_in_the_columns_of_those_that_came():
+    sent = {"w": jnp.asarray(UPLOADS[:2], jnp.float32)}
+    aggregator = mixing(lambda crowd: jnp.array([[0.75, 0.25], [0.5, 0.5]]))
+    server = aggregator.init({"w": jnp.zeros(6)}, frozenset({"w"}), 4)
+    server, _ = aggregate(aggregator, server, sent, ids=[3, 1])
+    expected = [[0, 0, 0, 0], [0, 0.5, 0, 0.5], [0, 0, 0, 0], [0, 0.25, 0, 0.75]]
+    np.testing.assert_array_equal(server.aux["weights"], expected)
+
+
 def test_counters_are_not_mixed():
     aggregator = mixing(pfedgraph(1e7))
     server = aggregator.init({"w": jnp.zeros(()), "n": jnp.int32(0)}, frozenset({"w"}), 2)
@@ -212,6 +221,12 @@ def test_pairs_against_float64(clients):
     unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
     np.testing.assert_allclose(cosines(each), unit @ unit.T, atol=1e-6)
     np.testing.assert_allclose(squared_distances(each), ((flat[:, None] - flat[None]) ** 2).sum(-1), atol=1e-4)
+
+
+def test_pairs_of_so_many_that_half_of_them_are_mirrored():
+    x = np.random.default_rng(0).normal(size=(4013, 3))
+    found = np.asarray(inner_products({"w": jnp.asarray(x, jnp.float32)}))
+    np.testing.assert_allclose(found, x @ x.T, atol=1e-5)
 
 
 def test_a_difference_of_zero_is_like_nobody():
