@@ -87,16 +87,19 @@ def grouped(
         return _model(server.shared, own)
 
     def moved(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
-        group = cluster_of(server.aux["members"], received.ids)
+        differences, size = received.each
+        # The longest first, as a device's queue adds: one cluster is FedAvg to the bit.
+        order = jnp.argsort(-size)
+        queue = jax.tree.map(lambda x: x[order], (differences, received.weight, received.ids))
 
         def add(total: tuple[Leaves, Array], item: tuple[Leaves, Array, Array]) -> tuple[Any, None]:
-            difference, weight, cluster = item
-            summed, mass = total
+            difference, weight, client = item
+            (summed, mass), cluster = total, cluster_of(server.aux["members"], client)
             summed = jax.tree.map(lambda t, x: t.at[cluster].add(x * weight.astype(x.dtype)), summed, difference)
             return (summed, mass.at[cluster].add(weight)), None
 
-        zeros = jax.tree.map(lambda x: jnp.zeros((most, *x.shape[1:]), x.dtype), received.each)
-        (summed, mass), _ = jax.lax.scan(add, (zeros, jnp.zeros(most)), (received.each, received.weight, group))
+        zeros = jax.tree.map(lambda x: jnp.zeros((most, *x.shape[1:]), x.dtype), differences)
+        (summed, mass), _ = jax.lax.scan(add, (zeros, jnp.zeros(most)), queue)
 
         def move(shared: Leaves, opt: Any, summed: Leaves, mass: Array) -> Server:
             share = jax.tree.map(lambda x: x / jnp.where(mass > 0, mass, 1).astype(x.dtype), summed)
@@ -106,7 +109,7 @@ def grouped(
         return server._replace(shared=after.shared, opt=after.opt)
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
-        differences = {name: x for name, x in received.each.items() if name in trainable}
+        differences = {name: x for name, x in received.each[0].items() if name in trainable}
 
         def move(server: Server, received: Collected) -> Server:
             return moved(server, received, trainable)
@@ -133,7 +136,7 @@ def grouped(
         client_weight(weights),
         lambda weight, received, upload, sender: (),
         finish,
-        collect=lambda received, upload, sender: weighted_difference(jnp.float32(1), received, upload),
+        collect=lambda received, upload, sender: (weighted_difference(jnp.float32(1), received, upload), sender.size),
         deliver=deliver,
         settle=settle,
         whole=None,
