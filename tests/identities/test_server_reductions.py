@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_pers as fp
+from fedjax_pers.aggregators import mean, minimax
 from tests import toys
 
 ROUNDS = ((0, 2), (1, 2), (0, 1, 2))
@@ -93,3 +94,18 @@ def test_pfedgraph_that_ignores_similarity_is_fedavg():
     for leaf, x in expected[-1].shared.items():
         for client in range(3):
             np.testing.assert_allclose(found[-1].aux["mixed"][leaf][client], x, rtol=2e-5, atol=2e-6)
+
+
+def test_weights_of_domains_that_stay_at_the_shares_of_examples_are_fedper():
+    """All clients in one domain, within which they count by examples. Shares and examples round differently."""
+    task, federation = toys.classifier(), toys.federation((7, 4, 10))
+    client, layout = fp.train(0.1, batch_size=4), fp.by_role(personal=fp.head(1))
+    found, expected = (
+        fp.run(
+            fp.compose(task, layout=layout, client=client, aggregator=aggregator), None, federation, 4, evaluate_every=0
+        )[0]
+        for aggregator in (minimax(0.3, domains=(0, 0, 0)), mean())
+    )
+    for part in ("shared", "rows"):
+        for leaf, x in getattr(expected, part).items():
+            np.testing.assert_allclose(getattr(found, part)[leaf], x, rtol=2e-6, atol=2e-7)
