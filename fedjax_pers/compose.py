@@ -58,6 +58,7 @@ class Algorithm(NamedTuple):
       layout: who owns which leaf.
       participation: ``"any"``, or ``"everyone"`` where a round needs all clients.
       sampling: how a cohort of a given size is drawn, ``"uniform"`` or in proportion to ``"examples"``.
+      at_least: for how many clients a round must have places.
       executor: the one that its parts named; ``None`` for the default.
       sees: what the server must know of a single client, in words; ``""`` where sums over clients are enough.
       recipe: set by the registry.
@@ -72,6 +73,7 @@ class Algorithm(NamedTuple):
     layout: Layout | None = None
     participation: str = "any"
     sampling: Sampling = "uniform"
+    at_least: int = 0
     executor: Executor | None = None
     sees: str = ""
     recipe: Recipe | None = None
@@ -100,6 +102,7 @@ def compose(
     executor: Executor | None = None,
     participation: str = "any",
     sampling: Sampling = "uniform",
+    at_least: int = 0,
     secure_aggregation: bool = False,
 ) -> Algorithm:
     """An algorithm from its parts. With the defaults of all of them it is FedAvg.
@@ -120,6 +123,7 @@ def compose(
       executor: how clients are mapped onto the machine (chosen by device and model size).
       participation: ``"everyone"`` where a round is wrong unless all clients take part.
       sampling: how a run draws a cohort of a given size: uniformly, or in proportion to ``"examples"``.
+      at_least: for how many clients a round must have places; runs with smaller cohorts are refused.
       secure_aggregation: the server is to know sums over clients alone; an aggregator that needs more is refused.
     """
     bound, alone = (layout or by_role())(task), by_role(personal=everything)(task)
@@ -219,6 +223,7 @@ def compose(
         bound,
         participation,
         sampling,
+        at_least,
         executor,
         seen_of_one(aggregator),
     )
@@ -288,8 +293,8 @@ def ordered(cohort: Cohort) -> Cohort:
 
 
 def _places(cohort: Cohort) -> Array:
-    """Where the clients' rows lie in ``State.rows``."""
-    return cohort.ids if cohort.slots is None else cohort.slots
+    """Where the clients' rows lie in ``State.rows``; what is no client has none, whatever its other fields say."""
+    return cohort.ids if cohort.slots is None else jnp.where(cohort.valid, cohort.slots, NOWHERE)
 
 
 def items_of(state: State, cohort: Cohort, key: Array, purpose: str, extra: int) -> Item:

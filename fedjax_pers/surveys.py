@@ -68,7 +68,7 @@ def surveyed(algorithm: Algorithm, survey: Survey) -> Algorithm:
             row,
         )
 
-    return algorithm._replace(step=step, exchange=exchange)
+    return algorithm._replace(step=step, exchange=exchange, sees=algorithm.sees or "each client's answer")
 
 
 def _moved(server: Server, state: State) -> Server:

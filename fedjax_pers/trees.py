@@ -53,6 +53,11 @@ def scatter_rows(rows: Any, places: Array, new: Any) -> Any:
     return jax.tree.map(lambda stacked, row: stacked.at[places].set(row, mode="drop"), rows, new)
 
 
+def entry(stacked: Any, place: Any) -> Any:
+    """One tree of a stacked one: ``[place]`` of every leaf."""
+    return jax.tree.map(lambda x: x[place], stacked)
+
+
 def num_bytes(tree: Any) -> int:
     """Bytes of all leaves; works on shapes as well as on arrays.
 

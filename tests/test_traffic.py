@@ -72,8 +72,8 @@ SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "drfa": 1, "ifca":
 """Scalars that go up besides: losses, the number of a cluster, shares of three models, mean features by class
 and their variance."""
 MODELS_DOWN = {"ifca": 2, "fedfomo": 3, "apple": 3}
-TOLD = {"apple": 3 + 1}
-"""Scalars that come down besides: shares of three clients and the client's own number."""
+TOLD = {"apple": 3 + 1 + 1}
+"""Scalars that come down besides: shares of three clients, the client's own number, and that of the round."""
 
 
 @pytest.fixture(scope="module")

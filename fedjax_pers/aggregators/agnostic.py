@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, copy_to_all
-from fedjax_pers.aggregators.mean import Weights, client_weight, mean, server_step, weighted_difference
+from fedjax_pers.aggregators.mean import Weights, client_weight, mean, not_zero, server_step, weighted_difference
 from fedjax_pers.base import Array, Context, Leaves, Parts
 from fedjax_pers.checks import number, one_of, positive, require
 from fedjax_pers.judging import mean_loss
@@ -134,8 +134,11 @@ def _by_domain(received: Collected, domain: Array, weights: Array) -> Array:
 
 def _ascended(weights: Array, losses: Array, lr: Any, ascent: Ascent) -> Array:
     if ascent == "projected":
-        return optax.projections.projection_simplex(weights + lr * losses)
-    return jax.nn.softmax(jnp.log(weights) + lr * losses)
+        risen = optax.projections.projection_simplex(weights + lr * losses)
+    else:
+        risen = jax.nn.softmax(jnp.log(weights) + lr * losses)
+    # A loss near the largest float32 would overflow: better no step than weights that are not finite.
+    return jnp.where(jnp.isfinite(risen).all(), risen, weights).astype(weights.dtype)
 
 
 def _averaged(average: Leaves, new: Leaves, count: Array) -> Leaves:
@@ -177,16 +180,12 @@ def fair(q: Any, lr: Any, optimizer: optax.GradientTransformation | None = None)
     def finish(server: Server, total: Any, trainable: frozenset[str]) -> Server:
         summed, squares, mass = total
         whole = mass + sum((squares[name] for name in sorted(trainable)), start=jnp.zeros(()))
-        share = {name: x / _not_zero(whole if name in trainable else mass) for name, x in summed.items()}
+        share = {name: x / not_zero(whole if name in trainable else mass) for name, x in summed.items()}
         return step.move(server, share, mass > 0, trainable)
 
     return Aggregator(
         step.init, copy_to_all, client_weight("uniform"), lift, finish, ask=loss_of_received, says=("loss",)
     )
-
-
-def _not_zero(x: Array) -> Array:
-    return jnp.where(x > 0, x, 1)
 
 
 def tilted(
@@ -233,7 +232,7 @@ def tilted(
 
 
 def _tilted_loss(losses: Array, share: Array, t: Any) -> Array:
-    share = share / _not_zero(share.sum())
+    share = share / not_zero(share.sum())
     steep = jnp.abs(t) > 1e-6
     scale = jnp.where(steep, t, 1)
     exact = jax.nn.logsumexp(scale * losses, b=share) / scale

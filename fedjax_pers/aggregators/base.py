@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pers.base import Array, Cohort, Context, Leaves, Parts, Report
-from fedjax_pers.keys import as_key
+from fedjax_pers.checks import require
+from fedjax_pers.keys import as_key, fold_name
 from fedjax_pers.layouts import Layout
 from fedjax_pers.trees import all_finite
 
@@ -25,6 +26,11 @@ class Server(NamedTuple):
     opt: Any
     aux: Any
     key: Array | None = None
+
+    def draws(self, purpose: str) -> Array:
+        """The key of something that the server draws in this round."""
+        require(self.key is not None, f"key: found none, but this aggregator draws ({purpose}); give the round's key")
+        return fold_name(self.key, purpose)
 
 
 class Sender(NamedTuple):
@@ -191,7 +197,7 @@ def aggregate(
     ids: Any = None,
     said: Mapping[str, Any] | None = None,
     trainable: frozenset[str] | None = None,
-    key: Array | int = 0,
+    key: Array | int | None = None,
 ) -> tuple[Server, dict[str, Array]]:
     """One server step on stacked uploads, outside any simulation.
 
@@ -213,13 +219,13 @@ def aggregate(
       ids: rows of the clients, ``[clients]``; ``0 .. clients - 1`` by default.
       said: what clients sent along, ``{name: [clients, ...]}``, for aggregators that ask (a loss: ``{"loss": ...}``).
       trainable: the names that ``aggregator.init`` was given; all leaves by default.
-      key: the round's, for aggregators that draw something.
+      key: the round's own, another one in every round, for aggregators that draw something.
 
     Returns:
       The server, and ``{"rejected": bool [clients], "skipped": bool, "weights": [clients]}``.
     """
     trainable = frozenset(server.shared) if trainable is None else trainable
-    server = server._replace(key=as_key(key))
+    server = server._replace(key=None if key is None else as_key(key))
     uploads, said = dict(uploads), {name: jnp.asarray(x) for name, x in (said or {}).items()}
     if weights is not None and np.ndim(weights) != 1:
         raise ValueError(f"weights: found shape {np.shape(weights)}; expected [clients], a number for each client")

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server
+from fedjax_pers.aggregators.base import Aggregator, Ask, Collected, Sender, Server
 from fedjax_pers.aggregators.mean import Weights, mean
 from fedjax_pers.aggregators.measures import Crowd
 from fedjax_pers.aggregators.pairwise import inner_products
@@ -29,7 +29,7 @@ MOST_TURNS, AT_REST = 2000, 3e-8
 """Steps of the solver, and the change of a weight below which it stops: what float32 tells apart."""
 
 
-def collaborating_heads(head: Collection[str], *, weights: Weights = "examples") -> Aggregator:
+def collaborating_heads(head: Collection[str], ask: Ask, *, weights: Weights = "examples") -> Aggregator:
     """The body is averaged, heads are mixed by :func:`collaboration`, centroids are means over examples.
 
     ``Server.aux`` is that of :func:`~fedjax_pers.aggregators.mixing`, of the head alone. The shared leaves are the mean
@@ -37,6 +37,7 @@ def collaborating_heads(head: Collection[str], *, weights: Weights = "examples")
 
     Args:
       head: names of the leaves of the head.
+      ask: how a client finds ``"mean"`` and ``"variance"``.
       weights: of the body's mean, by examples or uniform.
 
     Source: Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR
@@ -85,6 +86,7 @@ def collaborating_heads(head: Collection[str], *, weights: Weights = "examples")
         lift,
         finish,
         collect=collect,
+        ask=ask,
         says=(MEAN, VARIANCE),
         sees="each client's head and its classes' mean features",
     )

@@ -14,7 +14,6 @@ from fedjax_pers.aggregators.mean import mean
 from fedjax_pers.base import Array, Cohort, Leaves
 from fedjax_pers.batches import shuffled
 from fedjax_pers.checks import number, positive_int
-from fedjax_pers.keys import fold_name
 
 SNAPSHOT = "snapshot/"
 """The model some steps into training goes by these names, beside the one after all of them."""
@@ -52,7 +51,7 @@ def distributionally_robust(clients: int = 10, steps: int = 10, ascent_lr: Any =
     def drawn(server: Server) -> Array:
         """How often each client was drawn, ``[num_clients]``."""
         weights = server.aux["weights"]
-        ids = jax.random.choice(fold_name(server.key, "drawn"), weights.shape[0], (clients,), p=weights)
+        ids = jax.random.choice(server.draws("drawn"), weights.shape[0], (clients,), p=weights)
         return jnp.zeros(weights.shape, jnp.int32).at[ids].add(1)
 
     def invite(server: Server, cohort: Cohort) -> Cohort:
@@ -70,7 +69,7 @@ def distributionally_robust(clients: int = 10, steps: int = 10, ascent_lr: Any =
 
     def ask_some(server: Server, cohort: Cohort) -> Cohort:
         count = server.aux["weights"].shape[0]
-        words = jax.random.bits(fold_name(server.key, "asked"), (2,), jnp.uint32)
+        words = jax.random.bits(server.draws("asked"), (2,), jnp.uint32)
         order = shuffled(words, jnp.arange(min(clients, count)), count)
         asked = jnp.arange(order.shape[0]) < (drawn(server) > 0).sum()
         chosen = jnp.zeros(count, bool).at[jnp.where(asked, order, count)].set(True, mode="drop")
@@ -80,8 +79,9 @@ def distributionally_robust(clients: int = 10, steps: int = 10, ascent_lr: Any =
         weights, asked = server.aux["weights"], answers.accepted.sum()
         losses = jnp.where(answers.accepted, answers.each["loss"], 0) * weights.shape[0] / jnp.maximum(asked, 1)
         estimate = jnp.zeros_like(weights).at[answers.ids].add(losses, mode="drop")
-        risen = optax.projections.projection_simplex(weights + steps * ascent_lr * estimate)
-        return server._replace(aux={"weights": jnp.where(asked > 0, risen, weights)})
+        risen = optax.projections.projection_simplex(weights + steps * ascent_lr * estimate).astype(weights.dtype)
+        # A loss near the largest float32 would overflow: better no step than weights that are not finite.
+        return server._replace(aux={"weights": jnp.where((asked > 0) & jnp.isfinite(risen).all(), risen, weights)})
 
     aggregator = base._replace(
         init=init,

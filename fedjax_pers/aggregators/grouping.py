@@ -65,13 +65,13 @@ def fedgroup(
         return labels
 
     def cold_started(server: Server, received: Collected, differences: Leaves) -> Server:
-        seed = jax.random.bits(server.key, dtype=jnp.uint32)
+        seed = jax.random.bits(server.draws("groups"), dtype=jnp.uint32)
         shape, points = jax.ShapeDtypeStruct(received.ids.shape, jnp.int32), jnp.concatenate(rows(differences), axis=1)
         labels = jax.pure_callback(labelled, shape, points, received.accepted, seed, vmap_method="sequential")
         members = _joined(server, received, labels)
         share = jax.nn.one_hot(labels, groups, axis=0) * received.weight
         share /= jnp.maximum(share.sum(1, keepdims=True), jnp.finfo(jnp.float32).tiny)
-        after = regrouped(server, members, labels.max() + 1, jnp.arange(groups))
+        after = regrouped(server, members, labels.max() + 1, jnp.arange(groups, dtype=jnp.int32))
         return after._replace(aux=after.aux | {"directions": mixtures(share, differences)})
 
     def joined(server: Server, received: Collected, differences: Leaves) -> Server:
@@ -106,7 +106,10 @@ def fedgroup(
             "clusters": jnp.int32(0),
             "made": jnp.full(groups, -1, jnp.int32),
         }
-        directions = {name: jnp.zeros((groups, *shared[name].shape)) for name in sorted(trainable)}
+        directions = {
+            name: jnp.zeros((groups, *shared[name].shape), jnp.promote_types(shared[name].dtype, jnp.float32))
+            for name in sorted(trainable)
+        }
         return server._replace(aux=server.aux | none | {"first": dict(shared), "directions": directions})
 
     def render(server: Server, client: Array) -> Leaves:

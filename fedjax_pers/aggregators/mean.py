@@ -26,6 +26,18 @@ def weighted_difference(weight: Array, download: Leaves, upload: Leaves) -> Leav
     return jax.tree.map(scaled, upload, download)
 
 
+def clipped(difference: Leaves, bound: Any) -> Leaves:
+    """A client's difference with an L2 norm over all leaves of at most ``bound``."""
+    norm = optax.tree.norm(difference)
+    scale = jnp.minimum(1, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+    return jax.tree.map(lambda x: x * scale.astype(x.dtype), difference)
+
+
+def not_zero(x: Array) -> Array:
+    """A divisor in whose place 1 is good where it is 0: what it divides is 0 there too."""
+    return jnp.where(x > 0, x, 1)
+
+
 class ServerStep(NamedTuple):
     """What the server does with a difference.
 

@@ -77,21 +77,25 @@ def input_moments(layout: Layout, parts: Parts, context: Context) -> dict[str, A
     **Privacy**: moments of a client's inputs leave it.
     """
     fields = input_fields(layout)
-    width = {name: context.data[name][0].size for name in fields}
-    zeros = {name: jnp.zeros((2, size), jnp.float32) for name, size in width.items()}
+    zeros = {name: jnp.zeros(context.data[name][0].size, jnp.float32) for name in fields}
 
-    def add(sums: dict[str, Array], batch: Batch) -> dict[str, Array]:
-        def of(name: str) -> Array:
-            x = batch[name].reshape(len(batch["weight"]), -1).astype(jnp.float32)
-            x = jnp.where(batch["weight"][:, None] > 0, x, 0)
-            return jnp.stack([x.sum(0), jnp.square(x).sum(0)])
+    def mean_of(function: Callable[[str, Array], Array]) -> dict[str, Array]:
+        def add(sums: dict[str, Array], batch: Batch) -> dict[str, Array]:
+            def of(name: str) -> Array:
+                x = batch[name].reshape(len(batch["weight"]), -1).astype(jnp.float32)
+                return jnp.where(batch["weight"][:, None] > 0, function(name, x), 0).sum(0)
 
-        return {name: total + of(name) for name, total in sums.items()}
+            return {name: total + of(name) for name, total in sums.items()}
 
-    sums = sweep(add, zeros, context, batch_size=64)
-    both = jnp.concatenate([sums[name] for name in fields], axis=1) / jnp.maximum(context.size, 1)
-    mean, square = both
-    return {MOMENTS: jnp.concatenate([mean, jnp.sqrt(jnp.maximum(square - mean**2, 0))])}
+        sums = sweep(add, zeros, context, batch_size=64)
+        return {name: x / jnp.maximum(context.size, 1) for name, x in sums.items()}
+
+    # Relative to the client's first example: nothing is lost of inputs that lie far from 0.
+    first = {name: jnp.ravel(context.data[name][context.start]).astype(jnp.float32) for name in fields}
+    middle = mean_of(lambda name, x: x - first[name])
+    spread = mean_of(lambda name, x: jnp.square(x - first[name] - middle[name]))
+    means = [jnp.where(context.size > 0, first[name] + middle[name], 0) for name in fields]
+    return {MOMENTS: jnp.concatenate([*means, *[jnp.sqrt(spread[name]) for name in fields]])}
 
 
 def input_fields(layout: Layout) -> list[str]:

@@ -21,6 +21,7 @@ from fedjax_pers.aggregators.clustered import least_loss
 from fedjax_pers.aggregators.mean import Weights, client_weight, server_step, weighted_difference
 from fedjax_pers.base import Array, Context, Leaves, Parts
 from fedjax_pers.layouts import Layout
+from fedjax_pers.trees import entry
 
 Move = Callable[[Server, Collected], Server]
 Finish = Callable[[Move, Server, Collected, Leaves], Server]
@@ -33,10 +34,6 @@ def by_first_member(labels: np.ndarray) -> np.ndarray:
     """Numbered in the order of their first members."""
     _, first, found = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[found]
-
-
-def _model(models: Leaves, cluster: Array) -> Leaves:
-    return jax.tree.map(lambda x: x[cluster], models)
 
 
 def cluster_of(members: Array, clients: Array) -> Array:
@@ -84,7 +81,7 @@ def grouped(
     def render(server: Server, client: Array) -> Leaves:
         members = server.aux["members"]
         own = jnp.where(client < members.shape[0], cluster_of(members, client), 0)
-        return _model(server.shared, own)
+        return entry(server.shared, own)
 
     def moved(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
         differences, size = received.each
@@ -122,12 +119,12 @@ def grouped(
         """A member has its cluster; any other client takes the one with the least loss on its training data."""
         own = parts.shared[MEMBER]
         models = {name: x for name, x in parts.shared.items() if name != MEMBER}
-        best, _ = least_loss(layout, parts._replace(shared=models), context, _model, most)
-        return _model(models, jnp.where(context.unseen | (own < 0), best, own))
+        best, _ = least_loss(layout, parts._replace(shared=models), context, entry, most)
+        return entry(models, jnp.where(context.unseen | (own < 0), best, own))
 
     def deliver(server: Server, client: Array) -> Leaves:
         # Places without a cluster hold a copy of the first, which is never chosen before it.
-        there = _model(server.shared, jnp.where(server.aux["made"] >= 0, jnp.arange(most), 0))
+        there = entry(server.shared, jnp.where(server.aux["made"] >= 0, jnp.arange(most), 0))
         return there | {MEMBER: cluster_of(server.aux["members"], client)}
 
     return Aggregator(

@@ -19,16 +19,15 @@ from fedjax_pers.base import Array, Context, Leaves, Parts
 from fedjax_pers.batches import split_off
 from fedjax_pers.checks import number, positive_int, require
 from fedjax_pers.judging import mean_loss
-from fedjax_pers.keys import fold_name
 from fedjax_pers.layouts import Layout
 from fedjax_pers.objectives import squared_distance
-from fedjax_pers.trees import scatter_rows, stack_rows
+from fedjax_pers.trees import entry, scatter_rows, stack_rows
 
 SHARES = "shares"
 """What a client says: how much it took of each model that it was sent."""
 
 
-RELATIONS, SIZE_SHARES, NUMBER = "/relations", "/shares", "/number"
+RELATIONS, SIZE_SHARES, NUMBER, ROUNDS = "/relations", "/shares", "/number", "/rounds"
 """A client's relations to all; what is sent beside core models. No leaf of a model has such a name."""
 
 
@@ -74,7 +73,7 @@ def first_order(
         """``[models]``: the client itself, then others; itself again where not enough have come."""
         count = server.aux["came"].shape[0]
         own = jnp.minimum(client, count - 1)
-        coin, order = jax.random.split(jax.random.fold_in(fold_name(server.key, "peers"), own))
+        coin, order = jax.random.split(jax.random.fold_in(server.draws("peers"), own))
         at_random = jax.random.uniform(order, (count,))
         explores = jax.random.uniform(coin) < explore - decay * server.aux["rounds"]
         affinity = jnp.where(explores, 0, server.aux["affinity"][own])
@@ -88,10 +87,10 @@ def first_order(
 
     def ask(layout: Layout, parts: Parts, context: Context) -> dict[str, Array]:
         _, judged = split_off(context, kept_back)
-        own = _model(parts.shared, 0)
+        own = entry(parts.shared, 0)
 
         def judge(number: Array) -> tuple[Array, Array]:
-            model = _model(parts.shared, number)
+            model = entry(parts.shared, number)
             variables = layout.view("model").read(parts._replace(shared=model))
             return mean_loss(layout.task, variables, judged), squared_distance(_floating(model), _floating(own))
 
@@ -152,14 +151,15 @@ def core_models(*, weights: Weights = "examples") -> Aggregator:
     """
 
     def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
-        sizes = jnp.zeros(num_clients, jnp.float32)
-        return Server(shared, (), {"models": stack_rows(shared, num_clients), "sizes": sizes})
+        sizes, rounds = jnp.zeros(num_clients, jnp.float32), jnp.zeros((), jnp.int32)
+        return Server(shared, (), {"models": stack_rows(shared, num_clients), "sizes": sizes, "rounds": rounds})
 
     def render(server: Server, client: Array) -> Leaves:
         sizes = server.aux["sizes"]
         known = jnp.where(sizes.sum() > 0, sizes, 1)
         own = jnp.minimum(client, sizes.shape[0] - 1)
-        return server.aux["models"] | {SIZE_SHARES: known / known.sum(), NUMBER: own}
+        told = {SIZE_SHARES: known / known.sum(), NUMBER: own, ROUNDS: server.aux["rounds"]}
+        return server.aux["models"] | told
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
         models, sizes = received.each
@@ -167,6 +167,7 @@ def core_models(*, weights: Weights = "examples") -> Aggregator:
         aux = {
             "models": scatter_rows(server.aux["models"], ids, models),
             "sizes": server.aux["sizes"].at[ids].set(sizes, mode="drop"),
+            "rounds": server.aux["rounds"] + received.accepted.any(),
         }
         return server._replace(shared=mean_of_models(received.weight, models, server.shared), aux=aux)
 
@@ -177,14 +178,14 @@ def core_models(*, weights: Weights = "examples") -> Aggregator:
         lambda weight, received, upload, sender: (),
         finish,
         collect=lambda received, upload, sender: (upload, sender.size.astype(jnp.float32)),
-        pick=lambda download, said: _model(stacked(download), download[NUMBER]),
+        pick=lambda download, said: entry(stacked(download), download[NUMBER]),
         settle=lambda layout, parts, context: combined(layout, parts.shared, parts.personal[RELATIONS]),
     )
 
 
 def stacked(download: Leaves) -> Leaves:
     """The core models ``[num_clients, ...]`` of APPLE's download."""
-    return {name: x for name, x in download.items() if name not in (SIZE_SHARES, NUMBER)}
+    return {name: x for name, x in download.items() if name not in (SIZE_SHARES, NUMBER, ROUNDS)}
 
 
 def combined(layout: Layout, download: Leaves, relations: Array) -> Leaves:
@@ -211,13 +212,10 @@ def shares_of(losses: Array, squared_distances: Array) -> Array:
     """
     gain, distance = losses[0] - losses, jnp.sqrt(squared_distances)
     better = (gain > 0) & (distance > 0)  # NaN is not better, nor is the model itself
-    found = jnp.where(better, gain / jnp.where(better, distance, 1), 0)
-    total = found.sum()
-    return found / jnp.where(total > 0, total, 1)
-
-
-def _model(stacked: Leaves, number: Any) -> Leaves:
-    return jax.tree.map(lambda x: x[number], stacked)
+    # Whose own model has an infinite loss may still be helped by others: by the nearest most.
+    gain = jnp.minimum(gain, jnp.finfo(gain.dtype).max)
+    rate = jnp.where(better, jnp.log(jnp.where(better, gain, 1)) - jnp.log(jnp.where(better, distance, 1)), -jnp.inf)
+    return jnp.where(better.any(), jax.nn.softmax(jnp.where(better.any(), rate, 0)), 0)
 
 
 def _floating(leaves: Leaves) -> Leaves:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, copy_to_all
-from fedjax_pers.aggregators.mean import Weights, client_weight, mean, server_step, weighted_difference
+from fedjax_pers.aggregators.mean import Weights, client_weight, clipped, mean, server_step, weighted_difference
 from fedjax_pers.aggregators.pairwise import squared_distances
 from fedjax_pers.aggregators.ranks import inner_mean, middle, sum_of_least
 from fedjax_pers.base import Array, Leaves
@@ -173,9 +173,7 @@ def norm_clipping(
     plain = mean(optimizer, weights=weights)
 
     def lift(weight: Array, received: Leaves, upload: Leaves, sender: Sender) -> Any:
-        difference = weighted_difference(jnp.float32(1), received, upload)
-        norm = optax.tree.norm(difference)
-        scale = weight * jnp.minimum(1, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-        return jax.tree.map(lambda x: x * scale.astype(x.dtype), difference), weight
+        cut = clipped(weighted_difference(jnp.float32(1), received, upload), bound)
+        return jax.tree.map(lambda x: x * weight.astype(x.dtype), cut), weight
 
     return plain._replace(lift=lift)

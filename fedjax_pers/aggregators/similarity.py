@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pers.aggregators.base import Aggregator, Ask, Collected, Server, nothing_asked
-from fedjax_pers.aggregators.mean import Weights, client_weight
+from fedjax_pers.aggregators.mean import Weights, client_weight, not_zero
 from fedjax_pers.aggregators.measures import Crowd, of_updates
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
 from fedjax_pers.aggregators.simplex import onto_simplex
@@ -46,7 +46,7 @@ def mixing(
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
         models, differences, said = received.each
-        share = received.weight / _not_zero(received.weight.sum())
+        share = received.weight / not_zero(received.weight.sum())
         found = _rows_that_add_up(rule(Crowd(models, differences, share, said)), received.accepted)
         ids = jnp.where(received.accepted, received.ids, _count(server))
         place = jnp.full(_count(server), ids.shape[0]).at[ids].set(jnp.arange(ids.shape[0]), mode="drop")
@@ -124,17 +124,13 @@ def _own_mixture(server: Server, client: Array) -> Leaves:
     return row_of(server.aux["mixed"], client, server.shared)
 
 
-def _not_zero(x: Array) -> Array:
-    return jnp.where(x > 0, x, 1)
-
-
 def _rows_that_add_up(found: Array, there: Array) -> Array:
     """Without columns of those that are not there; a row in which nothing is left is the client's own model."""
     square = (there.shape[0],) * 2
     require(found.shape == square, f"rule: found shape {found.shape}; expected [clients, clients] = {square}")
     found = jnp.where(there[None], found, 0)
     total = found.sum(1, keepdims=True)
-    return jnp.where(total > 0, found / _not_zero(total), jnp.eye(found.shape[0]))
+    return jnp.where(total > 0, found / not_zero(total), jnp.eye(found.shape[0]))
 
 
 def mixtures(found: Array, models: Leaves) -> Leaves:
@@ -150,7 +146,7 @@ def mixtures(found: Array, models: Leaves) -> Leaves:
 
 def mean_of_models(weight: Array, models: Leaves, otherwise: Leaves) -> Leaves:
     """The mean of models ``[clients, ...]``; ``otherwise`` where no weight is above 0."""
-    share = weight / _not_zero(weight.sum())
+    share = weight / not_zero(weight.sum())
 
     def one(x: Array, old: Array) -> Array:
         mean = jnp.tensordot(share, x.astype(jnp.promote_types(x.dtype, jnp.float32)), 1)
@@ -232,7 +228,7 @@ def by_similarity(measure: Callable[[Crowd], Array] = of_updates, temperature: A
     def rule(crowd: Crowd) -> Array:
         alike = measure(crowd)
         there = crowd.share > 0
-        logits = jnp.where(there[None], alike / temperature + jnp.log(_not_zero(crowd.share)), -jnp.inf)
+        logits = jnp.where(there[None], alike / temperature + jnp.log(not_zero(crowd.share)), -jnp.inf)
         return jax.nn.softmax(jnp.where(there.any(), logits, 0), axis=1)
 
     return rule

@@ -77,7 +77,7 @@ def cfl(
                 parent.at[jnp.where(due, count, most)].set(cluster, mode="drop"),
             )
 
-        start = (members, clusters, jnp.arange(most))
+        start = (members, clusters, jnp.arange(most, dtype=jnp.int32))
         return jax.lax.fori_loop(0, clusters, one, start)
 
     def finish(move: Move, server: Server, received: Collected, differences: Leaves) -> Server:
@@ -127,7 +127,9 @@ def hierarchical(
     def found(points: np.ndarray, there: np.ndarray, distance: np.ndarray, empty: np.ndarray) -> tuple[np.ndarray, ...]:
         labels, tree = np.zeros(len(there), np.int32), np.array(empty)
         if there.sum() > 1:
-            mergers = linkage(pdist(np.asarray(points, np.float64)[there], metric), method)
+            # By cosine, a difference of zero is like nobody.
+            apart = np.nan_to_num(pdist(np.asarray(points, np.float64)[there], metric), nan=1.0)
+            mergers = linkage(apart, method)
             clusters = fcluster(mergers, float(distance), "distance")
             clusters = clusters if clusters.max() <= most else fcluster(mergers, most, "maxclust")
             labels[there], tree[: len(mergers)] = by_first_member(clusters), mergers
@@ -140,7 +142,8 @@ def hierarchical(
         labels, tree = jax.pure_callback(found, shapes, *given, server.aux["tree"], vmap_method="sequential")
         present = jnp.where(there, received.ids, len(members))
         members, clusters = members.at[present].set(labels, mode="drop"), labels.max(initial=0) + 1
-        parent = jnp.where(jnp.arange(most) < clusters, 0, jnp.arange(most))
+        places = jnp.arange(most, dtype=jnp.int32)
+        parent = jnp.where(places < clusters, 0, places)
         after = regrouped(server, members, clusters, parent)
         leaves = server.aux["leaves"].at[jnp.where(there, jnp.cumsum(there) - 1, len(members))]
         return after._replace(aux=after.aux | {"tree": tree, "leaves": leaves.set(received.ids, mode="drop")})
@@ -163,11 +166,13 @@ def _second_half(alike: Array, inside: Array) -> Array:
     """Which of those inside are in the part without the lowest id."""
 
     def halved(alike: np.ndarray, inside: np.ndarray) -> np.ndarray:
-        among = np.flatnonzero(inside)
+        among, second = np.flatnonzero(inside), np.zeros(len(inside), bool)
+        if len(among) < 2:  # under vmap it is asked for clusters that are not due
+            return second
         apart = np.clip(1 - np.asarray(alike, np.float64)[np.ix_(among, among)], 0, None)
         np.fill_diagonal(apart, 0)
         tree = linkage(squareform((apart + apart.T) / 2, checks=False), "complete")
-        second = np.zeros(len(inside), bool)
+        tree[:, 2] = np.arange(len(tree))  # mergers of one height would not be told apart
         second[among] = by_first_member(fcluster(tree, 2, "maxclust")) > 0
         return second
 

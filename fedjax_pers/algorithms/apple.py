@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from fedjax_pers.aggregators.peers import NUMBER, RELATIONS, SIZE_SHARES, combined, core_models, stacked
+from fedjax_pers.aggregators.peers import NUMBER, RELATIONS, ROUNDS, SIZE_SHARES, combined, core_models, stacked
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report, Task
 from fedjax_pers.checks import number, positive_int
@@ -93,7 +93,8 @@ def _related(lr: Any, relations_lr: Any, mu: Any, fading: int, batch_size: int, 
     def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
         training = trainable_leaves(layout, parts)
         tx = optax.partition(steps, {name: "relations" if name == RELATIONS else "model" for name in training})
-        strength = mu * (1 + jnp.cos(jnp.pi * jnp.minimum(context.round / fading, 1))) / 2
+        faded = jnp.minimum(context.download[ROUNDS] / fading, 1)  # a warm start does not count
+        strength = mu * (1 + jnp.cos(jnp.pi * faded)) / 2
         objective = _combination(context.download, strength)
         return descend(layout, parts, context, training, tx, objective, batch_size=batch_size, epochs=epochs)
 

@@ -230,5 +230,6 @@ def fedgroup(
         layout=shared_or_refused(by_role(personal=personal, statistics=statistics), task),
         client=train(lr, **local),
         aggregator=grouping.fedgroup(groups, mixing, embedding, weights=weights),
+        at_least=groups,
         newcomer=train(lr, **for_epochs(newcomer_epochs, local), roles="personal"),
     )

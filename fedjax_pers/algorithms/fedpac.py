@@ -82,7 +82,7 @@ def fedpac(
         task,
         layout=_with_centroids(by_role(statistics=statistics), task.num_classes, features),
         client=_sending_centroids(phases(first, second), names),
-        aggregator=collaborating_heads(names, weights=weights)._replace(ask=_mean_and_variance(names)),
+        aggregator=collaborating_heads(names, _mean_and_variance(names), weights=weights),
         newcomer=train(head_lr, **for_epochs(newcomer_epochs, local), leaves=head),
     )
 

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pers.aggregators.base import Aggregator, Sender, Server, seen_of_one
-from fedjax_pers.aggregators.mean import weighted_difference
+from fedjax_pers.aggregators.mean import client_weight, clipped
 from fedjax_pers.base import Array, Leaves, Report
 from fedjax_pers.checks import number, positive, require
-from fedjax_pers.keys import fold_name
 
 
 def private(aggregator: Aggregator, *, clip_norm: Any, noise_multiplier: Any, clients: Any) -> Aggregator:
@@ -56,14 +55,13 @@ def private(aggregator: Aggregator, *, clip_norm: Any, noise_multiplier: Any, cl
 
     def lift(weight: Array, received: Leaves, upload: Leaves, sender: Sender) -> Any:
         there = (weight > 0).astype(jnp.float32)
-        difference = weighted_difference(there, received, upload)
-        scale = jnp.minimum(1, clip_norm / jnp.maximum(optax.tree.norm(difference), jnp.finfo(jnp.float32).tiny))
-        return jax.tree.map(lambda x: x * scale.astype(x.dtype), difference), there
+        difference, _ = aggregator.lift(there, received, upload, sender)
+        return clipped(difference, clip_norm), there
 
     def finish(server: Server, total: Any, trainable: frozenset[str]) -> Server:
         summed, _ = total
-        key, std = fold_name(server.key, "noise"), jnp.float32(noise_multiplier) * clip_norm
+        key, std = server.draws("noise"), jnp.float32(noise_multiplier) * clip_norm
         noisy = optax.tree.add_scale(summed, std, optax.tree.random_like(key, summed))
         return aggregator.finish(server, (noisy, jnp.float32(clients)), trainable)
 
-    return aggregator._replace(init=init, lift=lift, finish=finish)
+    return aggregator._replace(init=init, weigh=client_weight("uniform"), lift=lift, finish=finish)

@@ -294,6 +294,11 @@ def chosen_sampler(
         f"dropout: found {dropout}; this method needs everyone each round",
     )
     chosen = everyone if whole else sampler or _of_size(cohort_size, algorithm, federation)
+    places = most_visitors(chosen, 1, federation.num_clients)
+    require(
+        places >= algorithm.at_least,
+        f"cohort_size: found {places}; this method needs at least {algorithm.at_least} clients in a round",
+    )
     return dropouts(chosen, dropout) if dropout else chosen
 
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import fedjax_pers as fp
+from fedjax_pers.aggregators import Collected, distributionally_robust
 from tests import toys
 
 LR, ASCENT = 0.1, 0.05
@@ -108,6 +109,16 @@ def test_without_an_ascent_weights_stay_uniform():
     algorithm = fp.method("drfa").make(toys.quadratic(), ascent_lr=0.0, clients=2)
     state = jax.jit(algorithm.step)(toys.start(algorithm, 2), COHORT, jax.random.key(0))[0]
     assert state.aux["weights"].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("loss", [1e38, np.nan])
+def test_a_loss_beyond_all_measure_leaves_finite_weights(loss):
+    aggregator, survey = distributionally_robust(clients=2, ascent_lr=0.1)
+    server = aggregator.init({"w": jnp.zeros(())}, frozenset({"w"}), 4)
+    said, there = {"loss": jnp.array([loss, 1.0])}, jnp.array([np.isfinite(loss), True])
+    after = survey.finish(server, Collected((), said, jnp.ones(2), jnp.array([0, 3]), there))
+    assert np.isfinite(after.aux["weights"]).all()
+    np.testing.assert_allclose(after.aux["weights"].sum(), 1, rtol=1e-6)
 
 
 def test_traffic_is_of_both_cohorts():

@@ -36,6 +36,12 @@ def test_a_model_of_nan_loss_or_at_no_distance_has_no_share():
     assert found.tolist() == [0, 0, 0, 1]
 
 
+def test_a_client_with_an_infinite_loss_is_helped_by_the_nearest_most():
+    """Distances 1 and 2: shares of 2 : 1."""
+    found = shares_of(jnp.array([jnp.inf, 1.0, 2.0, jnp.inf]), jnp.array([0.0, 1.0, 4.0, 1.0]))
+    np.testing.assert_allclose(found, [0, 2 / 3, 1 / 3, 0], rtol=1e-6)
+
+
 def test_rounds_by_hand():
     """f_0 = 1/2 (w - 1)^2 and f_1 = 2 (w - 1)^2 from 0: client 0 takes over the model of client 1, which is ahead."""
     run = toys.experiment("fedfomo", toys.quadratic(), lr=0.1, models=2, explore=0.0, steps=1)
@@ -92,11 +98,13 @@ def test_it_is_kept_by_id_who_came_and_who_helped_whom():
     aggregator = first_order(2, explore=0.0)
     server = aggregator.init({"w": jnp.zeros(2)}, frozenset({"w"}), CLIENTS)
     nothing = {"shares": jnp.zeros((2, 2))}
-    server, _ = aggregate(aggregator, server, {"w": jnp.array([[1.0, 2], [3, 4]])}, ids=[5, 2], said=nothing)
+    server, _ = aggregate(aggregator, server, {"w": jnp.array([[1.0, 2], [3, 4]])}, ids=[5, 2], said=nothing, key=0)
     assert server.aux["came"].tolist() == [0, 0, 1, 0, 0, 1]
     assert server.aux["models"]["w"][jnp.array([5, 2])].tolist() == [[1, 2], [3, 4]]
     said = {"shares": jnp.array([[0.0, 1.0], [0.0, 0.0]])}
-    server, info = aggregate(aggregator, server, {"w": jnp.array([[5.0, 6], [jnp.nan, 0]])}, ids=[2, 5], said=said)
+    server, info = aggregate(
+        aggregator, server, {"w": jnp.array([[5.0, 6], [jnp.nan, 0]])}, ids=[2, 5], said=said, key=1
+    )
     assert info["rejected"].tolist() == [False, True]
     assert server.aux["weights"][2].tolist() == [0, 0, 0, 0, 0, 1]
     assert server.aux["models"]["w"][jnp.array([5, 2])].tolist() == [[1, 2], [5, 6]]

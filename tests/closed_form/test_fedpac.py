@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 
 import fedjax_pers as fp
 from fedjax_pers.aggregators import Crowd, aggregate, collaborating_heads, collaboration
+from fedjax_pers.aggregators.base import nothing_asked
 from tests import toys
 
 HEAD = ("params/head/bias", "params/head/kernel")
@@ -70,7 +71,7 @@ def test_a_client_without_variance_trusts_itself_and_nobody_counts_that_is_not_t
 
 def test_the_server_alone():
     """Two clients, weights as by hand above; the third sends NaN, and nobody has examples of the second class."""
-    aggregator = collaborating_heads(["head"])
+    aggregator = collaborating_heads(["head"], nothing_asked)
     start = {"body": 0.0, "head": 8.0, "class/centroids": np.full((2, 1), 9.0), "class/counts": np.full(2, 4.0)}
     start = {name: jnp.asarray(x, jnp.float32) for name, x in start.items()}
     server = aggregator.init(start, frozenset({"body", "head"}), 3)

@@ -267,6 +267,16 @@ def test_moments_are_of_inputs_alone_and_like_inputs_attract():
     assert (weights[[0, 2]][:, [1, 3]] < 1e-3).all() and (weights[[1, 3]][:, [0, 2]] < 1e-3).all()
 
 
+def test_moments_of_inputs_far_from_zero():
+    """1000 give or take 0.1: in float32 a mean of squares would know nothing of the spread."""
+    fields = toys.labelled((50, 20))
+    fields["x"] = (1000 + 0.1 * fields["x"]).astype(np.float32)
+    algorithm = similar(toys.classifier(), batch_size=4, measure="moments")
+    _, upload, _ = algorithm.exchange(toys.start(algorithm, 2), fp.cohort_of(fields, sizes=[50, 20]), 0)
+    x = fields["x"][0].astype(float)
+    np.testing.assert_allclose(upload["said/moments"], np.concatenate([x.mean(0), x.std(0)]), rtol=1e-3)
+
+
 def test_heads_alone_are_compared():
     state, _ = one_round(toys.labelled_clients((6, 6, 6)), measure="heads", temperature=0.2, weights="uniform")
     trained, _ = one_round(toys.labelled_clients((6, 6, 6)), measure=lambda crowd: jnp.eye(3), temperature=1e-3)

@@ -117,6 +117,31 @@ def test_clients_alike_are_never_split():
     assert algorithm.participation == "any"
 
 
+def test_a_cut_makes_two_parts_where_similarities_are_all_alike():
+    """Four updates at right angles: whatever the parts, none is empty."""
+    aggregator = cfl(10.0, 0.1, warm_up=0, most=3)
+    server = first(aggregator, 4, w=jnp.zeros(4))
+    server = sent(server, np.eye(4), aggregator)
+    assert int(server.aux["clusters"]) == 2
+    assert sorted(np.bincount(server.aux["members"]))[0] > 0
+
+
+def test_runs_side_by_side_are_split_as_each_alone():
+    """Under vmap the host is asked for clusters that are not due, and for those of one member."""
+    aggregator = cfl(0.5, 2.0, warm_up=0, most=3)
+    start = first(aggregator, 4)
+
+    def run(scale):
+        differences = scale * jnp.array([EAST, WEST, EAST, WEST])
+        server = start
+        for _ in range(2):
+            server = sent(server, differences, aggregator)
+        return server.aux["members"]
+
+    together = jax.vmap(run)(jnp.array([1.0, 0.01]))
+    assert together.tolist() == [run(1.0).tolist(), run(0.01).tolist()] == [[0, 1, 0, 1], [0, 0, 0, 0]]
+
+
 # FL+HC
 
 
@@ -150,6 +175,12 @@ def test_cosine_looks_at_directions():
     points = np.array([[1.0, 0.0], [0.0, 2.0], [7.0, 0.1], [0.1, 9.0]])
     server = clustered(hierarchical(0, 0.5, "cosine", "average"), points)
     assert server.aux["members"].tolist() == [0, 1, 0, 1]
+
+
+def test_by_cosine_an_update_of_zero_is_like_nobody():
+    points = np.array([[1.0, 0.0], [0.0, 0.0], [7.0, 0.1], [0.0, 0.0]])
+    server = clustered(hierarchical(0, 0.5, "cosine", "average"), points)
+    assert server.aux["members"].tolist() == [0, 1, 0, 2]
 
 
 def test_clusters_are_made_in_their_round_and_never_again():

@@ -46,6 +46,25 @@ def test_the_noise_of_a_round_and_of_one_without_anybody():
     assert abs(np.corrcoef(other["w"], everybody["w"])[0, 1]) < 4 / np.sqrt(WIDE)
 
 
+def test_a_tighter_bound_of_the_aggregator_holds_too():
+    found, _ = after(private(norm_clipping(0.25), clip_norm=1.0, noise_multiplier=0.0, clients=1), {"w": [[8.0]]})
+    np.testing.assert_allclose(found["w"], [0.25], rtol=1e-6)
+
+
+def test_clients_count_alike_whatever_their_size():
+    algorithm = fp.compose(
+        toys.softmax_regression(), aggregator=private(mean(), clip_norm=1.0, noise_multiplier=0.0, clients=2)
+    )
+    _, history = fp.run(algorithm, None, toys.federation((9, 3)), 1, evaluate_every=0)
+    assert history.metrics.weight.tolist() == [[0.5, 0.5]]
+
+
+def test_noise_needs_a_key():
+    aggregator = private(mean(), clip_norm=1.0, noise_multiplier=1.0, clients=2)
+    with pytest.raises(ValueError, match=r"key: found none, but this aggregator draws \(noise\)"):
+        after(aggregator, {"w": np.zeros((2, 3))}, key=None)
+
+
 def test_without_noise_and_bound_it_is_the_uniform_mean_with_any_server_optimiser():
     uploads = {"w": np.random.default_rng(0).normal(size=(4, 6))}
     for optimizer in (None, optax.sgd(0.5)):

@@ -48,6 +48,16 @@ def test_lent_and_resident_rows_have_the_same_bytes(name: str, options: dict[str
     jax.tree.map(np.testing.assert_array_equal, there, here)
 
 
+def test_a_method_that_draws_among_those_who_are_there_writes_the_rows_of_the_drawn_alone() -> None:
+    """DRFA's places for nobody stand where the last client's row lies."""
+    algorithm = fp.method("drfa").make(toys.softmax_regression(), personal="bias", clients=6, steps=2, batch_size=3)
+    there, here = (
+        fp.run(algorithm, None, FEDERATION, 4, 3, evaluate_every=0, rows_on=p)[0] for p in ("host", "device")
+    )
+    assert np.abs(here.rows["bias"]).sum() > 0
+    jax.tree.map(np.testing.assert_array_equal, there, here)
+
+
 def test_the_device_holds_the_rows_of_a_block_alone() -> None:
     state = fp.start(toys.every_method("fedper"), FEDERATION, rows_on="host")
     part = rows.lent(state, np.array([2, 5]), 3, 1)

@@ -392,3 +392,9 @@ def test_data_that_are_not_there():
 def test_a_folder_without_a_run(tmp_path):
     with pytest.raises(FileNotFoundError):
         last_state(tmp_path)
+
+
+def test_a_cohort_in_which_no_groups_can_be_made_is_refused_before_any_work():
+    with pytest.raises(ValueError, match=r"cohort_size: found 3; this method needs at least 5 clients in a round"):
+        validate(Config(model="linear", method="fedgroup", settings={"groups": 5}, cohort_size=3))
+    validate(Config(model="linear", method="fedgroup", settings={"groups": 5}, cohort_size=5))
