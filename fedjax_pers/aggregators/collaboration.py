@@ -98,6 +98,9 @@ def collaboration(crowd: Crowd) -> Array:
     ``h_j`` is what client j says as ``"mean"``, ``V_j`` as ``"variance"``: the expected squared distance of the mixture
     from the true ``h_i``, bias and variance. Where all ``h`` are equal, ``a_j`` is in proportion to ``1 / V_j``.
 
+    Features should be of like scale at all clients: steps are as short as the largest needs, so that with means a
+    thousand times further away at one client, the weights of the others are not reached and stay near their own.
+
     Source: Xu et al., ICLR 2023; with ``sum_j a_j = 1`` it is the paper's quadratic form in
     ``diag(V) + [(h_i - h_j) . (h_i - h_k)]_jk``.
     """
