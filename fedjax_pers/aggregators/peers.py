@@ -95,7 +95,7 @@ def first_order(
             return mean_loss(layout.task, variables, judged), squared_distance(_floating(model), _floating(own))
 
         sent = next(iter(parts.shared.values())).shape[0]
-        return {SHARES: shares_of(*jax.lax.map(judge, jnp.arange(sent)))}
+        return {SHARES: shares_of(*jax.lax.map(judge, jnp.arange(sent))).astype(jnp.float32)}
 
     def pick(download: Leaves, said: dict[str, Array]) -> Leaves:
         def moved(x: Array) -> Array:
@@ -110,7 +110,7 @@ def first_order(
         count = server.aux["came"].shape[0]
         ids = jnp.where(received.accepted, received.ids, count)
         sent = jax.vmap(lambda client: chosen(server, client))(received.ids)
-        row = jax.vmap(lambda places, share: jnp.zeros(count).at[places].add(share))(sent, shares)
+        row = jax.vmap(lambda places, share: jnp.zeros(count, jnp.float32).at[places].add(share))(sent, shares)
         aux = {
             "models": scatter_rows(server.aux["models"], ids, models_of),
             "affinity": server.aux["affinity"].at[ids].add(row, mode="drop"),

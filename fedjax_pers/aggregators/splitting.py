@@ -156,7 +156,7 @@ def hierarchical(
 
     def init(shared: Leaves, trainable: frozenset[str], num_clients: int) -> Server:
         server = plain.init(shared, trainable, num_clients)
-        tree = {"tree": jnp.zeros((num_clients, 4)), "leaves": jnp.full(num_clients, -1, jnp.int32)}
+        tree = {"tree": jnp.zeros((num_clients, 4), jnp.float32), "leaves": jnp.full(num_clients, -1, jnp.int32)}
         return server._replace(aux=server.aux | tree)
 
     return plain._replace(init=init)
