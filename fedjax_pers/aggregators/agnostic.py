@@ -74,8 +74,7 @@ def minimax(
     def weigh(server: Server, sender: Sender) -> Array:
         own = domain_of(sender.id)
         beside = jnp.where(domain_of(sender.cohort) == own, sender.sizes, 0).sum()
-        # Times all examples, which changes no share: one domain of everybody is FedAvg or FedPer to the bit.
-        return server.aux["weights"][own] * (sender.size * (sender.sizes.sum() / jnp.maximum(beside, 1)))
+        return server.aux["weights"][own] * (sender.size / jnp.maximum(beside, 1))
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
         summed, mass = received.total
