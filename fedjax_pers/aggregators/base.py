@@ -72,6 +72,11 @@ def shared_leaves(server: Server) -> Leaves:
     return server.shared
 
 
+def nothing_added(weight: Array, received: Leaves, upload: Leaves, sender: Sender) -> tuple[()]:
+    """No summand: ``finish`` looks at what was collected alone."""
+    return ()
+
+
 def everybody(server: Server, cohort: Cohort) -> Cohort:
     """All clients of the cohort take part."""
     return cohort

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_pers.aggregators.base import Aggregator, Collected, Server
+from fedjax_pers.aggregators.base import Aggregator, Collected, Server, nothing_added
 from fedjax_pers.aggregators.clustered import least_loss
 from fedjax_pers.aggregators.mean import Weights, client_weight, server_step, weighted_difference
 from fedjax_pers.base import Array, Context, Leaves, Parts
@@ -131,7 +131,7 @@ def grouped(
         init,
         render,
         client_weight(weights),
-        lambda weight, received, upload, sender: (),
+        nothing_added,
         finish,
         collect=lambda received, upload, sender: (weighted_difference(jnp.float32(1), received, upload), sender.size),
         deliver=deliver,

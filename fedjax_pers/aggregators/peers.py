@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pers.aggregators.base import Aggregator, Collected, Server
+from fedjax_pers.aggregators.base import Aggregator, Collected, Server, nothing_added
 from fedjax_pers.aggregators.mean import Weights, client_weight
 from fedjax_pers.aggregators.similarity import mean_of_models, row_of
 from fedjax_pers.base import Array, Context, Leaves, Parts
@@ -42,7 +42,8 @@ def first_order(
 
     Which models it is sent depends on ``aux["affinity"]`` (``[num_clients, num_clients]``, shares added up over
     rounds): the highest of its row, or, with probability ``max(0, explore - decay * round)``, any. ``aux["weights"]``
-    has the last shares, ``aux["came"]`` how often each client sent a model; only such clients' models are sent.
+    says of whose models each client began last, its own included; ``aux["came"]`` how often each client sent a model:
+    only such clients' models are sent.
 
     Args:
       models: that a client receives at most, its own of last time among them; at least 2.
@@ -111,10 +112,12 @@ def first_order(
         ids = jnp.where(received.accepted, received.ids, count)
         sent = jax.vmap(lambda client: chosen(server, client))(received.ids)
         row = jax.vmap(lambda places, share: jnp.zeros(count, jnp.float32).at[places].add(share))(sent, shares)
+        # What a client did not take from others is of its own model.
+        own = jax.nn.one_hot(received.ids, count, dtype=jnp.float32) * (1 - row.sum(1, keepdims=True))
         aux = {
             "models": scatter_rows(server.aux["models"], ids, models_of),
             "affinity": server.aux["affinity"].at[ids].add(row, mode="drop"),
-            "weights": server.aux["weights"].at[ids].set(row, mode="drop"),
+            "weights": server.aux["weights"].at[ids].set(row + own, mode="drop"),
             "came": server.aux["came"].at[ids].add(1, mode="drop"),
             "rounds": server.aux["rounds"] + received.accepted.any(),
         }
@@ -124,7 +127,7 @@ def first_order(
         init,
         render,
         client_weight(weights),
-        lambda weight, received, upload, sender: (),
+        nothing_added,
         finish,
         collect=lambda received, upload, sender: (upload, sender.said[SHARES]),
         ask=ask,
@@ -175,7 +178,7 @@ def core_models(*, weights: Weights = "examples") -> Aggregator:
         init,
         render,
         client_weight(weights),
-        lambda weight, received, upload, sender: (),
+        nothing_added,
         finish,
         collect=lambda received, upload, sender: (upload, sender.size.astype(jnp.float32)),
         pick=lambda download, said: entry(stacked(download), download[NUMBER]),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, copy_to_all
+from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, copy_to_all, nothing_added
 from fedjax_pers.aggregators.mean import Weights, client_weight, clipped, mean, server_step, weighted_difference
 from fedjax_pers.aggregators.pairwise import squared_distances
 from fedjax_pers.aggregators.ranks import inner_mean, middle, sum_of_least
@@ -47,7 +47,7 @@ def by_rule(
         step.init,
         copy_to_all,
         client_weight(weights),
-        lambda weight, received, upload, sender: (),
+        nothing_added,
         finish,
         lambda received, upload, sender: weighted_difference(jnp.float32(1), received, upload),
     )

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pers.aggregators.base import Aggregator, Ask, Collected, Server, nothing_asked
+from fedjax_pers.aggregators.base import Aggregator, Ask, Collected, Server, nothing_added, nothing_asked
 from fedjax_pers.aggregators.mean import Weights, client_weight, not_zero
 from fedjax_pers.aggregators.measures import Crowd, of_updates
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
@@ -99,7 +99,7 @@ def _keeping(
         _first,
         _own_mixture,
         client_weight(weights),
-        lambda weight, received, upload, sender: (),
+        nothing_added,
         finish,
         collect=lambda received, upload, sender: (upload, jax.tree.map(jnp.subtract, upload, received), sender.said),
         deliver=deliver,

@@ -139,7 +139,8 @@ class Describe:
 
         from fedjax_pers.algorithms import method
         from fedjax_pers.layouts import describe
-        from fedjax_pers.simulate.study import costs_of, plain_settings, validate
+        from fedjax_pers.simulate.settings import plain_settings
+        from fedjax_pers.simulate.study import costs_of, validate
 
         found = method(self.name)
         lines = {"method": found.title, "paper": found.paper, "family": found.family, "personal": found.personal}

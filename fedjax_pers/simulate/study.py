@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from fedjax_pers import data
 from fedjax_pers.algorithms import method
 from fedjax_pers.base import State, Task
-from fedjax_pers.checks import number, one_of, require
+from fedjax_pers.checks import one_of, require
 from fedjax_pers.compose import Algorithm, require_sums, with_executor
-from fedjax_pers.config import Config, check_names
+from fedjax_pers.config import Config
 from fedjax_pers.data import SPLITS, Federation
 from fedjax_pers.executors import Executor
 from fedjax_pers.executors.default import default_executor
 from fedjax_pers.executors.lanes import devices_of
-from fedjax_pers.parsing import parse
-from fedjax_pers.paths import Selector
 from fedjax_pers.report import files, results
 from fedjax_pers.report.plots import learning_curves
 from fedjax_pers.simulate import checkpoint, records
@@ -34,16 +30,9 @@ from fedjax_pers.simulate.placement import devices_for
 from fedjax_pers.simulate.pools import pool_of_clients
 from fedjax_pers.simulate.rows import first_state_on_host, place_of_rows, shapes_on_host
 from fedjax_pers.simulate.run import Block, chosen_sampler, evaluate_clients, run, start
+from fedjax_pers.simulate.settings import method_settings
 from fedjax_pers.tasks import from_model
 from fedjax_pers.traffic import Traffic, traffic
-
-OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": optax.sgd,
-    "momentum": functools.partial(optax.sgd, momentum=0.9),
-    "adam": optax.adam,
-    "adamw": optax.adamw,
-}
-"""Optimizers by name. One object for each name, so that compiled programs are found again."""
 
 CHECKPOINTS = "checkpoints"
 Progress = Callable[[int, int, float | None], None]
@@ -239,64 +228,6 @@ def _mapped(config: Config, algorithm: Algorithm, num_clients: int) -> Algorithm
     executor = Executor(usual.lanes if config.lanes is None else config.lanes, devices=config.devices)
     devices_of(executor)  # more than there are, before any work
     return with_executor(algorithm, executor)
-
-
-def method_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a method from their plain form: checked by name and type, selectors read, optimizers looked up.
-
-    Example:
-      >>> method_settings("fedper", {"personal": "head(2)", "lr": 1})
-      {'personal': Selector(head(2)), 'lr': 1.0}
-
-    Raises:
-      ValueError: names the setting, what was found and what is allowed.
-    """
-    known = method(name).settings
-    check_names(f"settings of {name}", settings, known)
-    return {setting: _typed(f"{name}: {setting}", value, known[setting]) for setting, value in settings.items()}
-
-
-def plain_settings(name: str) -> dict[str, str]:
-    """The settings of a method with their defaults, as text that :func:`method_settings` reads.
-
-    Example:
-      >>> plain_settings("fedper")["personal"], plain_settings("fedper")["optimizer"]
-      ('head(1)', 'sgd')
-    """
-    names = {optimizer: text for text, optimizer in OPTIMIZERS.items()}
-    return {
-        setting: names[default] if callable(default) else str(default)
-        for setting, default in method(name).settings.items()
-    }
-
-
-def _typed(name: str, value: Any, default: Any) -> Any:
-    """A value in the type of the setting's default. All numbers among the settings are at least 0."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    match default:
-        case bool():
-            require(isinstance(value, bool), f"{name}: found {value!r}; allowed are true and false")
-        case float():
-            require(whole or isinstance(value, float), f"{name}: found {value!r}; allowed is a number of at least 0")
-            number(name, value, low=0)
-            return float(value)
-        case None if value is None:
-            pass
-        case int() | None:
-            require(whole and value >= 0, f"{name}: found {value!r}; allowed is a whole number of at least 0")
-        case Selector():
-            require(isinstance(value, str | list), f"{name}: found {value!r}; allowed is a selector, such as 'head(1)'")
-            return parse(value if isinstance(value, str) else " | ".join(value))
-        case str():
-            require(isinstance(value, str), f"{name}: found {value!r}; allowed is a word")
-        case tuple():
-            numbers = isinstance(value, list | tuple) and all(isinstance(each, int) for each in value)
-            require(numbers, f"{name}: found {value!r}; allowed is a list of whole numbers")
-            return tuple(value)
-        case _:
-            one_of(name, value, OPTIMIZERS)
-            return OPTIMIZERS[value]
-    return value
 
 
 def _run_rounds(study: Study, folder: Path, progress: Progress) -> State:

@@ -16,11 +16,9 @@ from fedjax_pers.executors import Executor
 from fedjax_pers.presets import head
 from fedjax_pers.report import read_clients, read_rows, read_summary
 from fedjax_pers.simulate import RejectedUploads, checkpoint
+from fedjax_pers.simulate.settings import OPTIMIZERS, method_settings, plain_settings
 from fedjax_pers.simulate.study import (
-    OPTIMIZERS,
     last_state,
-    method_settings,
-    plain_settings,
     run_study,
     state_shapes,
     validate,
