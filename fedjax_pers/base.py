@@ -31,6 +31,11 @@ Example = tuple[tuple[str, tuple[int, ...], str], ...]
 """Field, shape and dtype of one example: ``(("x", (10,), "float32"), ("y", (), "int32"))``."""
 
 
+def as_given(variables: Any, *_: Any) -> Any:
+    """Most tasks have no variables but those of their model."""
+    return variables
+
+
 class Task(NamedTuple):
     """What the user brings: a model and what it is trained for.
 
@@ -48,6 +53,9 @@ class Task(NamedTuple):
       kinds: ``(path of a layer, name of its type)`` pairs, ``(("params/norm", "BatchNorm"),)``: lets :func:`norm` and
         :func:`embedding` select by type rather than by name.
       num_classes: labels must lie in ``0 .. num_classes - 1``; ``None`` where ``y`` is not a class.
+      adopt: ``adopt(variables, key) -> variables`` of this task from those of the task that it was made from (adapters
+        are added), so that a method may change the task it is given.
+      plain: ``plain(variables) -> variables`` of the model itself (adapters are merged into its weights).
     """
 
     init: Callable[[Array], Any]
@@ -59,6 +67,8 @@ class Task(NamedTuple):
     example: Example | None = None
     kinds: tuple[tuple[str, str], ...] = ()
     num_classes: int | None = None
+    adopt: Callable[[Any, Array], Any] = as_given
+    plain: Callable[[Any], Any] = as_given
 
 
 class Cohort(NamedTuple):

@@ -262,7 +262,7 @@ def with_executor(algorithm: Algorithm, executor: Executor) -> Algorithm:
 
 def _starting(layout: Layout, aggregator: Aggregator, params: Any, key: Array | int) -> tuple[Parts, Leaves]:
     """First parts, and the server's shared leaves: those, or stacked with those of further random starts."""
-    parts = jax.tree.map(jnp.array, layout.init(params))
+    parts = jax.tree.map(jnp.array, layout.init(layout.task.adopt(params, as_key(key))))
     if aggregator.starts == 1:
         return parts, parts.shared
     keys = [fold_name(as_key(key), f"start {number}") for number in range(1, aggregator.starts)]
@@ -329,10 +329,15 @@ class _Visit(NamedTuple):
 def _received(
     layout: Layout, aggregator: Aggregator, download: Leaves, state: State, cohort: Cohort, item: Item
 ) -> tuple[Parts, dict[str, Array], Context]:
-    """A client's parts before it trains, what it says of its download, and what it knows."""
+    """A client's parts before it trains, what it says of its download, and what it knows.
+
+    What it was sent and does not pick is frozen: it uses that, and sends nothing of it back.
+    """
     parts = Parts(download, item.row, state.frozen)
     said = aggregator.ask(layout, parts, item.context(cohort, state, parts))
-    parts = parts._replace(shared=aggregator.pick(download, said))
+    picked = aggregator.pick(download, said)
+    lent = {name: x for name, x in download.items() if name not in picked}
+    parts = Parts(picked, item.row, state.frozen | lent)
     return parts, said, item.context(cohort, state, parts)._replace(download=download)
 
 

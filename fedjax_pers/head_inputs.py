@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 
 from fedjax_pers.paths import flatten
-from fedjax_pers.per_example import Step, evaluated, inlined
+from fedjax_pers.per_example import Step, evaluated, opened
 
 
 def with_head_input(function: Callable[..., Any], head: Collection[str]) -> Callable[..., tuple[Any, jax.Array]]:
@@ -37,18 +36,14 @@ def with_head_input(function: Callable[..., Any], head: Collection[str]) -> Call
 
     def observed(variables: Any, batch: Any, *rest: Any) -> tuple[Any, jax.Array]:
         arguments = (variables, batch, *rest)
-        jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        numbers = itertools.count()
-        inputs = [next(numbers) for _ in jaxpr.jaxpr.invars]
-        consts: dict[int, Any] = {}
-        steps, outputs = inlined(jaxpr, inputs, consts, numbers)
+        whole = opened(function, *arguments)
+        steps, inputs = whole.steps, whole.inputs
         paths, examples = list(flatten(variables)), jax.tree.leaves(batch)
         of_head = {number for number, path in zip(inputs, paths, strict=False) if path in head}
         of_batch = set(inputs[len(paths) : len(paths) + len(examples)])
         place = _entering(steps, of_head, of_batch, examples[0].shape[0])
-        values = evaluated(steps, consts | dict(zip(inputs, jax.tree.leaves(arguments), strict=True)))
-        result = [values[x] if isinstance(x, int) else x.val for x in outputs]
-        return jax.tree.unflatten(jax.tree.structure(shape), result), values[place]
+        values = evaluated(steps, whole.consts | dict(zip(inputs, jax.tree.leaves(arguments), strict=True)))
+        return whole.result(values), values[place]
 
     return observed
 

@@ -59,12 +59,8 @@ def split(function: Callable[..., Any], changing: Any, batch: Any, key: Any) -> 
       batch: arrays with the axis of the examples first, or their ``jax.ShapeDtypeStruct``.
       key: its last argument.
     """
-    arguments = (changing, batch, key)
-    jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    numbers = itertools.count()
-    inputs = [next(numbers) for _ in jaxpr.jaxpr.invars]
-    consts: dict[int, Any] = {}
-    steps, outputs = inlined(jaxpr, inputs, consts, numbers)
+    whole = opened(function, changing, batch, key)
+    steps, inputs, consts, outputs, _ = whole
     first = len(jax.tree.leaves(changing))
     rows = inputs[first : first + len(jax.tree.leaves(batch))]
 
@@ -99,12 +95,42 @@ def split(function: Callable[..., Any], changing: Any, batch: Any, key: Any) -> 
         values = evaluated(
             late, consts | stored | dict(zip(inputs, jax.tree.leaves((changing, batch, key)), strict=True))
         )
-        return jax.tree.unflatten(
-            jax.tree.structure(shape), [values[x] if isinstance(x, int) else x.val for x in outputs]
-        )
+        return whole.result(values)
 
     once, shapes = traced(features, batch)
     return Split(shapes, once, rest)
+
+
+class Opened(NamedTuple):
+    """A function as the operations it consists of, with everything in it by number.
+
+    Attributes:
+      steps: in order.
+      inputs: numbers of its arguments' arrays.
+      consts: values by number.
+      outputs: numbers of its results; a literal by value.
+      structure: of its result.
+    """
+
+    steps: list[Step]
+    inputs: list[int]
+    consts: dict[int, Any]
+    outputs: list[Any]
+    structure: Any
+
+    def result(self, values: dict[int, Any]) -> Any:
+        """The function's result, once all steps are evaluated."""
+        return jax.tree.unflatten(self.structure, [values[x] if isinstance(x, int) else x.val for x in self.outputs])
+
+
+def opened(function: Callable[..., Any], *arguments: Any) -> Opened:
+    """The function, traced with these arguments; functions compiled within it lie open too."""
+    jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    numbers = itertools.count()
+    inputs = [next(numbers) for _ in jaxpr.jaxpr.invars]
+    consts: dict[int, Any] = {}
+    steps, outputs = inlined(jaxpr, inputs, consts, numbers)
+    return Opened(steps, inputs, consts, outputs, jax.tree.structure(shape))
 
 
 def _is_heavy(equation: Any) -> bool:

@@ -31,7 +31,10 @@ _EMBEDDING = frozenset("embed embeds embedding embeddings embedder wte wpe".spli
 _STATISTIC = re.compile(r"(running_|moving_|batch_)?(mean|var|variance)")
 _BIAS = re.compile(r"(.+_)?bias(_n|_[ih]h(_l\d+)?)?|b_?\d*|beta|offset")
 _LORA = re.compile(r"(?i)(?:.*/)?lora(?:_?(?:a|b|up|down|\d+))*(?:/(?:a|b|up|down))?(?:/[^/]+)?")
-_PARTS_OF_LAYERS = frozenset({"~", "mean_ema", "var_ema", "lora", "base_module"})
+_PARTS_OF_LAYERS = frozenset(
+    {"~", "mean_ema", "var_ema", "lora", "lora_a", "lora_b", "base_module"}
+    | {"bottleneck_down", "bottleneck_bias", "bottleneck_up"}
+)
 """Segments between a layer and its leaf that are no layer of their own (Haiku's averages, NNX's low-rank factors)."""
 
 

@@ -16,6 +16,7 @@ from tests import toys
 HIDDEN, AFFINE, HEAD = 4 * 5, 5 + 5, 5 * 3 + 3
 MODEL, STATISTICS = HIDDEN + AFFINE + HEAD, 5 + 5
 WHOLE = MODEL + STATISTICS
+BACKBONE, FACTORS = WHOLE - HEAD, 4 * 2 + 2 * 5
 
 # By method: scalars that travel each way, scalars that a client keeps, scalars sent once before the first round.
 FORMULAS = {
@@ -66,14 +67,26 @@ FORMULAS = {
     "local_only": (0, WHOLE, 0),
     "centralised": (0, 0, 0),
     "fedpac": (WHOLE + 3 * 5 + 3, 0, 0),  # and a centroid of 5 features for each of 3 classes, and their counts
+    # Factors of rank 2 beside the hidden layer, and the head.
+    "fedit": (FACTORS + HEAD, 0, BACKBONE),
+    "ffa_lora": (2 * 5 + HEAD, 0, BACKBONE + 4 * 2),
+    "fedsa_lora": (4 * 2, 2 * 5 + HEAD, BACKBONE),
+    "local_lora": (0, FACTORS + HEAD, BACKBONE),
+    "pfedlora": (FACTORS + 5 * 2 + 2 * 3, WHOLE, 0),  # the head is adapted too
+    "fedex_lora": (FACTORS + HEAD, 0, BACKBONE - HIDDEN),
+    "flora": (FACTORS + HEAD, 0, BACKBONE - HIDDEN),
+    "hetlora": (FACTORS + HEAD, 0, BACKBONE),
+    "fed_adapter": (5 * 2 + 2 + 2 * 5 + HEAD, 0, BACKBONE),
+    "bitfit": (5 + HEAD, 0, BACKBONE - 5),
     "fedala": (WHOLE, 2 * HEAD + 1, 0),  # the last head, the shares taken over, a counter
 }
 SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "drfa": 1, "ifca": 2, "fedfomo": 3, "fedpac": 3 * 5 + 1}
 """Scalars that go up besides: losses, the number of a cluster, shares of three models, mean features by class
 and their variance."""
 MODELS_DOWN = {"ifca": 2, "fedfomo": 3, "apple": 3}
-TOLD = {"apple": 3 + 1 + 1}
-"""Scalars that come down besides: shares of three clients, the client's own number, and that of the round."""
+TOLD = {"apple": 3 + 1 + 1, "fedex_lora": HIDDEN, "flora": HIDDEN}
+"""Scalars that come down besides: shares of three clients, the client's own number, and that of the round; the weights
+that a server changes and nobody trains."""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +96,7 @@ def federation():
 
 @pytest.mark.parametrize("name", list(fp.methods()))
 def test_every_method_is_counted_by_its_formula(federation, name):
-    algorithm = fp.method(name).make(toys.classifier(norm=True))
+    algorithm = fp.method(name).make(toys.classifier(norm=True), **toys.small(name))
     found = fp.traffic(algorithm, toys.start(algorithm, 3), pool_of(federation, "train"))
     travels, kept, once = FORMULAS[name]
     assert found.up == 4 * (travels + SAID.get(name, 0))

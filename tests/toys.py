@@ -152,13 +152,28 @@ ROLES = {
     "fedbabu": {"frozen": "bias"},
     "fedrod": {"head": fp.everything},
     "fedpac": {"head": "kernel"},
+    **{
+        name: {"on": "kernel", "also": "bias"}
+        for name in ("fedit", "ffa_lora", "local_lora", "fedex_lora", "flora", "hetlora", "fed_adapter")
+    },
+    "fedsa_lora": {"on": "kernel", "also": "bias", "personal": "bias | **/lora_b/**"},
+    "pfedlora": {"on": "kernel"},
+    "bitfit": {"also": "bias"},
 }
 """Settings that name leaves of :func:`softmax_regression`."""
+
+SMALL = {"rank": 2, "ranks": (1, 2), "size": 2}
+"""Settings of the sizes of adapters that fit into a toy, whose matrices are thin."""
+
+
+def small(name: str) -> dict[str, Any]:
+    """Those that the method of that name has."""
+    return {setting: value for setting, value in SMALL.items() if setting in fp.method(name).settings}
 
 
 def every_method(name: str, **settings: Any) -> fp.Algorithm:
     """The method of that name on :func:`softmax_regression`; runs that differ in float settings share a program."""
-    return fp.method(name).make(softmax_regression(), batch_size=3, **ROLES.get(name, {}), **settings)
+    return fp.method(name).make(softmax_regression(), batch_size=3, **small(name), **ROLES.get(name, {}), **settings)
 
 
 def recorded(algorithm: fp.Algorithm, federation: fp.Federation, rounds: int, **options: Any) -> tuple:

@@ -5,6 +5,7 @@ from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, 
 from fedjax_pers.aggregators.clustered import hypotheses
 from fedjax_pers.aggregators.collaboration import collaborating_heads, collaboration
 from fedjax_pers.aggregators.distributional import distributionally_robust
+from fedjax_pers.aggregators.factors import of_ranks, residual, sparsity_weighted, stacking
 from fedjax_pers.aggregators.grouping import decomposed_cosines, fedgroup
 from fedjax_pers.aggregators.mean import mean
 from fedjax_pers.aggregators.measures import Crowd, input_moments, of_leaves, of_models, of_moments, of_updates
@@ -50,9 +51,13 @@ __all__ = [
     "of_leaves",
     "of_models",
     "of_moments",
+    "of_ranks",
     "of_updates",
     "pfedgraph",
+    "residual",
+    "sparsity_weighted",
     "squared_distances",
+    "stacking",
     "tilted",
     "trimmed_mean",
 ]

@@ -6,6 +6,7 @@ import pytest
 
 import fedjax_pers as fp
 from fedjax_pers.testing import CHECKS, Subject, subject_for
+from tests import toys
 
 EXAMPLE = (("x", (3,), "float32"), ("y", (), "int32"))
 
@@ -14,7 +15,7 @@ EXAMPLE = (("x", (3,), "float32"), ("y", (), "int32"))
 def subject(request) -> Subject:
     # Batch normalisation, so that running statistics take part; the personal part of FedBN would be empty without.
     task = fp.tasks.from_model(EXAMPLE, "mlp_norm", num_classes=3, hidden=(4,))
-    return subject_for(fp.method(request.param).make, task, batch_size=4)
+    return subject_for(fp.method(request.param).make, task, batch_size=4, **toys.small(request.param))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
