@@ -116,9 +116,8 @@ def starting_from(task: Task, variables: Any) -> Task:
     shapes, given = jax.eval_shape(task.init, jax.random.key(0)), flatten(variables)
     known, rebuild = flatten(shapes), unflattener(shapes)
     for name, x in given.items():
-        require(
-            name in known, f"variables: found {name}, which the task does not have; nearest: {nearest(name, known)}"
-        )
+        near = ", ".join(nearest(name, known))
+        require(name in known, f"variables: found {name}, which the task does not have; nearest: {near}")
         found, expected = jnp.shape(x), known[name].shape
         require(found == expected, f"variables: found {name} of shape {found}; the task has {expected}")
 

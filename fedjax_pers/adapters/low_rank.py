@@ -84,11 +84,11 @@ def lora(
     """The task with low-rank factors beside chosen weights: ``W + s A B``, ``s = alpha / rank``.
 
     A leaf is seen as a matrix of inputs by outputs: a dense kernel as it is, a convolution's ``[height * width * in,
-    out]``, one of attention with its heads flattened, an embedding ``[words, features]`` (axes are split where the
-    matrix is most square). Dense layers are computed as ``x W + s (x A) B``, so that no gradient of W is ever made;
-    other weights are summed first. A ``[inputs, rank]`` starts normal with variance 1 / inputs, B ``[rank, outputs]``
-    at zero, so that the model starts as the backbone, to the bit. The variables are a flat dict by path, in which
-    ``params/head/kernel`` has ``params/head/lora_a/kernel`` and ``params/head/lora_b/kernel`` beside it.
+    out]``, one of attention with its heads flattened, an embedding ``[words, features]`` (up to three axes are split
+    where the matrix is most square). Dense layers are computed as ``x W + s (x A) B``, so that no gradient of W is ever
+    made; other weights are summed first. A ``[inputs, rank]`` starts normal with variance 1 / inputs, B ``[rank,
+    outputs]`` at zero, so that the model starts as the backbone, to the bit. The variables are a flat dict by path, in
+    which ``params/head/kernel`` has ``params/head/lora_a/kernel`` and ``params/head/lora_b/kernel`` beside it.
 
     What trains is the layout's: freeze ``~fp.lora()`` for the usual fine-tuning, or make the factors personal under a
     backbone that is shared. ``task.plain(variables)`` merges the factors into the model's own weights.
@@ -178,13 +178,16 @@ def slots(task: Task, on: SelectorLike, rank: int) -> tuple[Slot, ...]:
     """The weights that are adapted; ValueError where one cannot have factors of this rank."""
     found = []
     for path, x in weights_at(task, on, "LoRA").items():
-        slot = Slot(path, x.shape, _rows(x.shape), path.rpartition("/")[2] == "weight", x.dtype)
+        outputs_first = path.rpartition("/")[2] == "weight"
+        slot = Slot(path, x.shape, _rows(x.shape, outputs_first), outputs_first, x.dtype)
         least = min(slot.size)
         require(rank <= least, f"rank: found {rank}; {path} {list(x.shape)} allows 1 .. {least}")
         found.append(slot)
     return tuple(found)
 
 
-def _rows(shape: tuple[int, ...]) -> int:
-    """How many axes are rows, so that the matrix is most square; the most where several are."""
+def _rows(shape: tuple[int, ...], outputs_first: bool) -> int:
+    """How many axes are rows: of an image's convolution all but the outputs, else so that the matrix is most square."""
+    if len(shape) > 3:
+        return 1 if outputs_first else len(shape) - 1
     return max(range(1, len(shape)), key=lambda n: (min(math.prod(shape[:n]), math.prod(shape[n:])), n))

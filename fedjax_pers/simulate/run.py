@@ -36,6 +36,10 @@ from fedjax_pers.simulate.programs import (
 from fedjax_pers.simulate.rows import first_state_on_host, lent, moved, on_lent_rows, place_of_rows, slots_of
 from fedjax_pers.simulate.sampling import Sampler, by_examples, dropouts, everyone, uniform
 from fedjax_pers.traffic import Traffic, traffic
+from fedjax_pers.trees import num_bytes
+
+MODELS, MEMORY = 32, 2**28
+"""At most so many clients' models, of so many bytes together, are judged at once."""
 
 
 class Table(NamedTuple):
@@ -227,7 +231,7 @@ def evaluate_clients(
     key: Array | int = 0,
     *,
     adapt: bool = True,
-    group: int = 32,
+    group: int | None = None,
     data_on: str = "auto",
 ) -> Table:
     """Judges every client of a federation: the clients in training, or ``federation.unseen``.
@@ -242,12 +246,12 @@ def evaluate_clients(
       split: ``"test"``, ``"validation"`` or ``"train"``.
       key: the run's key.
       adapt: false judges clients as they are before they have adapted.
-      group: models held at once.
+      group: models held at once; by default 32, or as many as have 256 MiB.
       data_on: as in :func:`run`.
     """
     static, floats = split_floats(algorithm)
     count = federation.num_clients
-    group = min(group, count)
+    group = min(_models_at_once(state) if group is None else group, count)
     index = np.minimum(np.arange(-(-count // group) * group), count - 1).reshape(-1, group)
     program = evaluation_program(static, group)
     devices, tables = devices_for(algorithm), []
@@ -266,6 +270,11 @@ def evaluate_clients(
     examples = own.pop("examples")
     seen = np.asarray(state.seen) if federation.first_id == 0 else np.zeros(count, np.int32)
     return Table(federation.client_ids, examples, own, common, seen)
+
+
+def _models_at_once(state: State) -> int:
+    """How many clients' models are held at once: each is a whole one, frozen leaves included."""
+    return max(1, min(MODELS, MEMORY // max(num_bytes((state.shared, state.fresh, state.frozen)), 1)))
 
 
 def rejected_message(metrics: Metrics, first: int, federation: Federation) -> str:
