@@ -214,6 +214,16 @@ def aggregators(found: Row) -> str:
     return table(["seconds (times the mean)", *sizes], rows)
 
 
+def adapters(found: Row) -> str:
+    """Peaks of memory by backbone and clients."""
+    rows = []
+    for name, cells in found["backbones"].items():
+        for clients, cell in cells.items():
+            sizes = [f"{cell[part] / 1e6:,.0f}" for part in ("backbone", "rows", "peak")]
+            rows.append([f"{name}, {clients} clients", *sizes])
+    return table(["backbone", "backbone, MB", "clients' rows, MB", "peak of the process, MB"], rows)
+
+
 # Shares of the large product, and times as fast as others, that a round is to reach.
 SHARES = {"W1": 0.75, "W2": 0.60, "W3": 0.55, "W4": 0.5, "W5": 0.7}
 FASTER = {
@@ -298,6 +308,7 @@ def main() -> None:
         "memory": memory(read("fc14")),
         "footprint": footprint(read("footprint")),
         "aggregators": aggregators(read("aggregators")),
+        "adapters": adapters(read("adapters")),
         "sweeps": sweeps(read("sweeps")),
         "growth": growth_report.section(read("growth")),
         "lanes": lanes(read("lanes")),

@@ -44,7 +44,7 @@ def fed_adapter(
     """Narrow networks behind the layers of a frozen backbone, ``h + relu(h D + c) U``, are trained and averaged.
 
     Args:
-      task: model and loss; its first variables are the backbone (:func:`fedjax_pers.adapters.starting_from`).
+      task: model and loss; its first variables are the backbone (``fedjax_pers.adapters.starting_from``).
       lr: step size.
       on: the weights of the layers that get a bottleneck.
       also: leaves that train in full: a new head.
@@ -87,7 +87,7 @@ def bitfit(
     """Only biases (and a head) train and travel; the backbone's weights are frozen.
 
     Args:
-      task: model and loss; its first variables are the backbone (:func:`fedjax_pers.adapters.starting_from`).
+      task: model and loss; its first variables are the backbone (``fedjax_pers.adapters.starting_from``).
       lr: step size.
       also: leaves that train in full beside the biases: a new head.
       personal: which of all these stay with the client.

@@ -51,7 +51,7 @@ def fedit(
     adapted weight ``rank (inputs + outputs)`` numbers travel each way.
 
     Args:
-      task: model and loss; its first variables are the backbone (:func:`fedjax_pers.adapters.starting_from`).
+      task: model and loss; its first variables are the backbone (``fedjax_pers.adapters.starting_from``).
       lr: step size.
       on: the weights that are adapted.
       also: leaves that train in full and are averaged: a new head.
