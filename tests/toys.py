@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjax_pers as fp
 from fedjax_pers.base import Batch
@@ -169,6 +170,16 @@ SMALL = {"rank": 2, "ranks": (1, 2), "size": 2}
 def small(name: str) -> dict[str, Any]:
     """Those that the method of that name has."""
     return {setting: value for setting, value in SMALL.items() if setting in fp.method(name).settings}
+
+
+def methods(*but: str) -> list[Any]:
+    """All methods but those, as parameters of a test; the first of each family stands for it in short runs."""
+    found, families = [], set()
+    for name, method in fp.methods().items():
+        if name not in but:
+            found.append(pytest.param(name, marks=[pytest.mark.every_method] if method.family in families else []))
+            families.add(method.family)
+    return found
 
 
 def every_method(name: str, **settings: Any) -> fp.Algorithm:

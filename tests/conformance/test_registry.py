@@ -11,7 +11,7 @@ from tests import toys
 EXAMPLE = (("x", (3,), "float32"), ("y", (), "int32"))
 
 
-@pytest.fixture(scope="module", params=sorted(fp.methods()))
+@pytest.fixture(scope="module", params=toys.methods())
 def subject(request) -> Subject:
     # Batch normalisation, so that running statistics take part; the personal part of FedBN would be empty without.
     task = fp.tasks.from_model(EXAMPLE, "mlp_norm", num_classes=3, hidden=(4,))
