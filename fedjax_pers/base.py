@@ -48,6 +48,7 @@ class Task(NamedTuple):
       kinds: ``(path of a layer, name of its type)`` pairs, ``(("params/norm", "BatchNorm"),)``: lets :func:`norm` and
         :func:`embedding` select by type rather than by name.
       num_classes: labels must lie in ``0 .. num_classes - 1``; ``None`` where ``y`` is not a class.
+      private: leaves that are one client's by their nature (a gate, a datastore): a layout that shares them is refused.
     """
 
     init: Callable[[Array], Any]
@@ -59,6 +60,7 @@ class Task(NamedTuple):
     example: Example | None = None
     kinds: tuple[tuple[str, str], ...] = ()
     num_classes: int | None = None
+    private: Selector = nothing
 
 
 class Cohort(NamedTuple):

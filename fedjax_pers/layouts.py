@@ -147,6 +147,9 @@ def _resolve(task: Task, personal: SelectorLike, frozen: SelectorLike, statistic
     if (role := treatment[statistics]) is not None:
         chosen[role] = chosen[role] | rest
     roles = assign(chosen, leaves, default="shared")
+    private = task.private.select(leaves, model) if task.private != nothing else frozenset()
+    given_away = sorted(path for path in private if roles[path] == "shared")
+    require(not given_away, f"personal: {given_away} would be shared, which this task keeps private; name them here")
     floating = {name for name, x in leaves.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     trainable = frozenset(name for name in floating - tracked if roles[name] != "frozen")
     if not trainable:

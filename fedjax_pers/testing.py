@@ -90,7 +90,8 @@ class Subject:
 
     def start(self, seed: Any = 0) -> State:
         """A first state of the algorithm."""
-        return self.algorithm.init(self.task.init(jax.random.key(seed)), jax.random.key(seed), num_clients=CLIENTS)
+        key = jax.random.key(seed)
+        return self.algorithm.init(self.algorithm.task.init(key), key, num_clients=CLIENTS)
 
     def those(self, clients: list[int]) -> list[int]:
         """These clients, or all where the method needs everyone."""
@@ -180,7 +181,7 @@ def order(subject: Subject) -> None:
 
 def pure(subject: Subject) -> None:
     """``step`` does not change its arguments, and ``init`` copies what it is given: the state may be donated."""
-    params = subject.task.init(jax.random.key(0))
+    params = subject.algorithm.task.init(jax.random.key(0))
     state = subject.algorithm.init(params, jax.random.key(0), num_clients=CLIENTS)
     cohort = subject.cohort(list(range(CLIENTS)))
     before = jax.tree.map(np.array, (state, cohort, params))

@@ -34,7 +34,7 @@ LAYERS = {
         "judging",
         "head_inputs",
     },
-    1: {"layouts", "objectives", "features", "local", "aggregators", "executors", "stores", "tasks", "models", "data"},
+    1: {"layouts", "objectives", "features", "mixtures", "local", "aggregators", "executors", "stores", "tasks", "models", "data"},
     2: {"compose", "surveys", "wrappers", "evaluation", "privacy", "traffic"},
     3: {"algorithms"},
     4: {"simulate", "report", "cli", "testing", "__main__"},

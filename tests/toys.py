@@ -152,6 +152,7 @@ ROLES = {
     "fedbabu": {"frozen": "bias"},
     "fedrod": {"head": fp.everything},
     "fedpac": {"head": "kernel"},
+    "pfedmoe": {"head": "kernel"},
 }
 """Settings that name leaves of :func:`softmax_regression`."""
 

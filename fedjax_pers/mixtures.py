@@ -1,0 +1,329 @@
+"""Mixtures: a task made of a task, whose model is several models, the experts, and a gate that says whom to believe.
+
+The variables are ``{"experts": [variables, variables, ...], "gate": ...}``, so that selectors say what of a mixture is
+shared: ``"gate/**"``, ``"experts/1/**"``. Methods are then compositions like all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Task
+from fedjax_pers.batches import sweep
+from fedjax_pers.checks import one_of, positive_int, require
+from fedjax_pers.judging import EVALUATION_BATCH, weighted_mean
+from fedjax_pers.keys import fold_name
+from fedjax_pers.layouts import Layout, View
+from fedjax_pers.objectives import Objective
+from fedjax_pers.paths import Model, Selector, as_selector, flatten, nothing, where
+
+EXPERTS, GATE = "experts", "gate"
+GATE_LEAVES = f"{GATE}/**"
+Level = Literal["probability", "logit"]
+Answer = Callable[[list[Any], Array, Batch, Array | None], tuple[dict[str, Array], Leaves]]
+"""``answer(experts, log_weights [batch, experts], batch, key) -> (scores by name [batch], tracked leaves by path)``."""
+
+
+class Gate(NamedTuple):
+    """How much each expert is believed, example by example.
+
+    Attributes:
+      init: ``init(key) -> variables`` of the gate.
+      log_weights: ``log_weights(variables, batch) -> [batch, experts]`` of the *mixture's* variables; the weights are
+        not negative and add up to 1.
+    """
+
+    init: Callable[[Array], Any]
+    log_weights: Callable[[Any, Batch], Array]
+
+
+def constant_gate(experts: int) -> Gate:
+    """The same weights for every example, ``gate/weights [experts]``, uniform at first."""
+    positive_int("experts", experts)
+
+    def log_weights(variables: Any, batch: Batch) -> Array:
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        return jnp.broadcast_to(jnp.log(variables[GATE]["weights"]), (rows, experts))
+
+    return Gate(lambda key: {"weights": jnp.full(experts, 1 / experts, jnp.float32)}, log_weights)
+
+
+def linear_gate(task: Task, experts: int) -> Gate:
+    """``softmax(A x + c)`` of the inputs, ``gate/kernel [features, experts]`` and ``gate/bias``, uniform at first."""
+    positive_int("experts", experts)
+    features = _inputs(task)
+
+    def init(key: Array) -> Any:
+        return {"kernel": jnp.zeros((features, experts)), "bias": jnp.zeros(experts)}
+
+    def log_weights(variables: Any, batch: Batch) -> Array:
+        gate = variables[GATE]
+        return jax.nn.log_softmax(_flat(batch) @ gate["kernel"] + gate["bias"], axis=1)
+
+    return Gate(init, log_weights)
+
+
+def logistic_gate(task: Task) -> Gate:
+    """Two experts: ``sigmoid(a x + c)`` for the first; ``gate/kernel [features]`` and ``gate/bias``, 0 at first."""
+    features = _inputs(task)
+
+    def log_weights(variables: Any, batch: Batch) -> Array:
+        gate = variables[GATE]
+        score = _flat(batch) @ gate["kernel"] + gate["bias"]
+        return jnp.stack([jax.nn.log_sigmoid(score), jax.nn.log_sigmoid(-score)], axis=1)
+
+    return Gate(lambda key: {"kernel": jnp.zeros(features), "bias": jnp.zeros(())}, log_weights)
+
+
+def _inputs(task: Task) -> int:
+    """Numbers of an input ``x``; ValueError where a gate cannot read it."""
+    found = {name: (shape, dtype) for name, shape, dtype in task.example or ()}.get("x")
+    require(
+        found is not None and jnp.issubdtype(jnp.dtype(found[1]), jnp.floating),
+        f"task: found inputs x {found}; a gate on the inputs needs the field x, of floating numbers",
+    )
+    return int(np.prod(found[0])) if found else 0
+
+
+def _flat(batch: Batch) -> Array:
+    return batch["x"].reshape(batch["x"].shape[0], -1)
+
+
+def mixture(task: Task, gate: Gate, *, experts: int = 2, level: Level = "probability") -> Task:
+    """A task whose model is several models of a task, mixed by a gate.
+
+    ``p(y | x) = sum_k g_k(x) p_k(y | x)`` at the level of probabilities, in log space throughout; the mixture of
+    logits is ``softmax(sum_k g_k(x) z_k(x))``. The loss is ``-log p(y | x)``, whose gradient is that of expert k's own
+    loss times its responsibility ``r_k``, in proportion to ``g_k(x) p_k(y | x)``.
+
+    Metrics are ``loss``, ``accuracy``, ``routing_entropy`` (of g, in nats) and ``usage_0, usage_1, ...`` (g itself), so
+    that they appear in tables by client.
+
+    Example:
+      >>> import fedjax_pers as fp
+      >>> task = fp.tasks.from_model(fp.data.load("vowel_speakers"), "linear")
+      >>> both = mixture(task, linear_gate(task, 2), experts=2)
+      >>> sorted(flatten(both.init(jax.random.key(0))))[:3]
+      ['experts/0/params/head/bias', 'experts/0/params/head/kernel', 'experts/1/params/head/bias']
+
+    Args:
+      task: classification by cross-entropy with one label an example; or a task without ``apply``, whose ``loss`` is
+        read as a negative log-likelihood and of which only that is mixed (densities).
+      gate: for so many experts.
+      experts: how many; the first starts where the task alone would, the others from further random starts.
+      level: what is mixed, ``"probability"`` or ``"logit"``.
+
+    Raises:
+      ValueError: the criterion is not cross-entropy of classes, or nothing is there to be mixed.
+    """
+    positive_int("experts", experts)
+    one_of("level", level, ("probability", "logit"))
+    if task.apply is None:
+        require(level == "probability", f"level: found {level!r}; the task has no apply, so there are no logits to mix")
+        answer = _densities(task)
+    else:
+        require_classes(task)
+        answer = _classes(task, _mixed_probabilities if level == "probability" else _mixed_logits)
+    return task_of([task] * experts, gate, answer)
+
+
+def task_of(tasks: Sequence[Task], gate: Gate, answer: Answer) -> Task:
+    """The task of experts, one of each of these tasks, and a gate, whatever is made of them to answer.
+
+    What it is trained and judged on is the first task's.
+    """
+
+    def init(key: Array) -> Any:
+        keys = [key, *(fold_name(key, f"expert {number}") for number in range(1, len(tasks)))]
+        experts = [task.init(each) for task, each in zip(tasks, keys, strict=True)]
+        return {EXPERTS: experts, GATE: gate.init(fold_name(key, GATE))}
+
+    def loss(variables: Any, batch: Batch, key: Array | None) -> tuple[Array, Leaves]:
+        scores, tracked = answer(variables[EXPERTS], gate.log_weights(variables, batch), batch, key)
+        return weighted_mean(scores["loss"], batch["weight"]), tracked
+
+    def metrics(variables: Any, batch: Batch) -> dict[str, Array]:
+        log_weights = gate.log_weights(variables, batch)
+        scores, _ = answer(variables[EXPERTS], log_weights, batch, None)
+        weights = jnp.exp(log_weights)
+        usage = {f"usage_{number}": weights[:, number] for number in range(len(tasks))}
+        return {**scores, "routing_entropy": jax.scipy.special.entr(weights).sum(1), **usage}
+
+    return Task(
+        init,
+        loss,
+        metrics,
+        statistics=_statistics(tasks),
+        example=tasks[0].example,
+        kinds=tuple((path_of(k, path), kind) for k, task in enumerate(tasks) for path, kind in task.kinds),
+        num_classes=tasks[0].num_classes,
+        private=as_selector(GATE_LEAVES),
+    )
+
+
+def path_of(number: int, path: str) -> str:
+    """Where a leaf or layer of a model lies in the mixture of which it is an expert.
+
+    Example:
+      >>> path_of(1, "params/head/bias")
+      'experts/1/params/head/bias'
+    """
+    return f"{EXPERTS}/{number}/{path}".rstrip("/")
+
+
+def tracked_of(number: int, tracked: Any) -> Leaves:
+    """What an expert's loss tracks, by its path in the mixture."""
+    found = flatten(tracked) if jax.tree.leaves(tracked) else {}
+    return {path_of(number, path): x for path, x in found.items()}
+
+
+def _statistics(tasks: Sequence[Task]) -> Selector:
+    """The running statistics of every expert."""
+    found = set()
+    for number, task in enumerate(tasks):
+        if task.statistics != nothing:
+            leaves = flatten(jax.eval_shape(task.init, jax.random.key(0)))
+            names = task.statistics.select(leaves, Model(None, task.kinds))
+            found |= {path_of(number, name) for name in names}
+    return where(lambda path, leaf: path in found) if found else nothing
+
+
+def _densities(task: Task) -> Answer:
+    """Of a task without outputs: ``-log sum_k g_k exp(-loss_k)`` and no other score."""
+
+    def answer(experts: list[Any], log_weights: Array, batch: Batch, key: Array | None) -> Any:
+        return {"loss": -jax.nn.logsumexp(log_weights - losses_of(task, experts, batch), axis=1)}, {}
+
+    return answer
+
+
+def _classes(task: Task, mixed: Callable[[Array, Array], Array]) -> Answer:
+    def answer(experts: list[Any], log_weights: Array, batch: Batch, key: Array | None) -> Any:
+        each = [task.apply(variables, batch, key) for variables in experts]
+        outputs = mixed(jnp.stack([outputs for outputs, _ in each], axis=1), log_weights)
+        tracked = {path: x for k, (_, found) in enumerate(each) for path, x in tracked_of(k, found).items()}
+        return class_scores(task, outputs, batch), tracked
+
+    return answer
+
+
+def class_scores(task: Task, outputs: Array, batch: Batch) -> dict[str, Array]:
+    """Loss and accuracy of logits (or log-probabilities) ``[batch, classes]``."""
+    right = (outputs.argmax(1) == batch["y"]).astype(outputs.dtype)
+    return {"loss": task.criterion(outputs, batch), "accuracy": right}
+
+
+def _mixed_probabilities(outputs: Array, log_weights: Array) -> Array:
+    """``log sum_k g_k softmax(z_k)``: ``[batch, experts, classes]`` to log-probabilities ``[batch, classes]``."""
+    return jax.nn.logsumexp(log_weights[:, :, None] + jax.nn.log_softmax(outputs, axis=2), axis=1)
+
+
+def _mixed_logits(outputs: Array, log_weights: Array) -> Array:
+    return (jnp.exp(log_weights)[:, :, None] * outputs).sum(axis=1)
+
+
+def require_classes(task: Task) -> None:
+    """ValueError unless the criterion is the negative log-likelihood of classes, which is tried out."""
+    labels = {name: (shape, dtype) for name, shape, dtype in task.example or ()}.get("y", (None, "int32"))
+    classes = task.num_classes
+    require(
+        task.criterion is not None and classes is not None and labels[0] == (),
+        f"task: found num_classes {classes}, labels y of shape {labels[0]}; a mixture needs apply, criterion, classes, "
+        "and labels of shape (), one an example",
+    )
+    batch: Batch = {name: jax.ShapeDtypeStruct((2, *shape), dtype) for name, shape, dtype in task.example or ()}
+    batch["weight"] = jax.ShapeDtypeStruct((2,), "float32")
+    variables = jax.eval_shape(task.init, jax.random.key(0))
+    outputs, _ = jax.eval_shape(lambda variables, batch: task.apply(variables, batch, None), variables, batch)
+    found = "outputs of shape " + str(getattr(outputs, "shape", outputs))
+    if getattr(outputs, "shape", ()) == (2, classes):
+        with jax.ensure_compile_time_eval():
+            logits = jnp.cos(jnp.arange(classes**2, dtype=jnp.float32)).reshape(classes, classes)
+            batch = {"y": jnp.arange(classes, dtype=labels[1]), "weight": jnp.ones(classes)}
+            losses = np.asarray(task.criterion(logits, batch))
+            expected = -np.diag(jax.nn.log_softmax(logits, axis=1))
+        if np.allclose(losses, expected, rtol=1e-4):
+            return
+        found = f"a criterion that is {losses[0]:.4g} where cross-entropy is {expected[0]:.4g}"
+    raise ValueError(
+        f"criterion: found {found}; a mixture of probabilities needs cross-entropy, -log softmax(outputs)[y], of "
+        f"outputs [batch, {classes}]"
+    )
+
+
+def losses_of(task: Task, experts: list[Any], batch: Batch) -> Array:
+    """Losses of the experts in evaluation mode, ``[batch, experts]``."""
+    return jnp.stack([task.metrics(variables, batch)["loss"] for variables in experts], axis=1)
+
+
+def responsibilities(task: Task, gate: Gate, variables: Any, batch: Batch) -> Array:
+    """The E-step, ``q_k`` in proportion to ``g_k(x) exp(-loss_k)`` for each example, ``[batch, experts]``."""
+    return jax.nn.softmax(gate.log_weights(variables, batch) - losses_of(task, variables[EXPERTS], batch), axis=1)
+
+
+def mean_responsibilities(task: Task, gate: Gate, variables: Any, context: Context) -> Array:
+    """Their mean over a client's examples, ``[experts]``; 0 for a client without any."""
+
+    def add(total: Array, batch: Batch) -> Array:
+        found = responsibilities(task, gate, variables, batch)
+        return total + jnp.where(batch["weight"][:, None] > 0, found, 0).sum(0)
+
+    start = jnp.zeros(len(variables[EXPERTS]))
+    return sweep(add, start, context, batch_size=EVALUATION_BATCH) / jnp.maximum(context.size, 1)
+
+
+def expert_loss(task: Task, number: int) -> Objective:
+    """The task's own loss of one expert, whatever the gate says."""
+
+    def objective(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
+        view = layout.view("model")
+        loss, tracked = task.loss(view.read(parts)[EXPERTS][number], batch, key)
+        return loss, view.tracked(parts, tracked_of(number, tracked))
+
+    return objective
+
+
+def evaluated_loss(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
+    """The loss of the mixture in evaluation mode: for a gate that is trained while the experts stay as they are."""
+    losses = layout.task.metrics(layout.view("model").read(parts), batch)["loss"]
+    return weighted_mean(losses, batch["weight"]), {}
+
+
+def balance_of(gate: Gate, strength: Any) -> Objective:
+    """``strength (K sum_k mean(g_k)^2 - 1)``, the mean being over the batch: 0 where all K experts are used alike.
+
+    The squared coefficient of variation of what the experts are used for.
+
+    Source: Shazeer et al., "Outrageously Large Neural Networks", ICLR 2017, arXiv:1701.06538.
+    """
+
+    def objective(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
+        weights = jnp.exp(gate.log_weights(layout.view("model").read(parts), batch))
+        usage = jax.vmap(weighted_mean, (1, None))(weights, batch["weight"])
+        some = (batch["weight"] > 0).any()
+        return jnp.where(some, strength * (usage.shape[0] * jnp.square(usage).sum() - 1), 0), {}
+
+    return objective
+
+
+def without(layout: Layout, made: Callable[[Leaves], Leaves]) -> Layout:
+    """A layout without the leaves that ``made`` makes of the others, by path, whenever the model is read."""
+    shapes = jax.eval_shape(lambda: layout.init(layout.task.init(jax.random.key(0))))
+    dropped = frozenset(jax.eval_shape(made, {**shapes.frozen, **shapes.shared, **shapes.personal}))
+    whole = layout.view("model")
+
+    def init(variables: Any) -> Parts:
+        parts = layout.init(variables)
+        return Parts(*({name: x for name, x in leaves.items() if name not in dropped} for leaves in parts))
+
+    def read(parts: Parts) -> Any:
+        again = made({**parts.frozen, **parts.shared, **parts.personal})
+        return whole.read(parts._replace(frozen={**parts.frozen, **again}))
+
+    view = View(read, {path: key for path, key in whole.keys.items() if path not in dropped})
+    return layout._replace(init=init, views={"model": view}, trainable=layout.trainable - dropped, common=None)
