@@ -73,8 +73,13 @@ FORMULAS = {
     "domain_experts": (WHOLE, WHOLE + 4 + 1, 0),
     "pfedmoe": (WHOLE - HEAD, WHOLE + 2 * (4 + 1), 0),
 }
-SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "drfa": 1, "ifca": 2, "fedfomo": 3, "fedmix": 2}
-SAID |= {"fedpac": 3 * 5 + 1}
+SAID = {
+    **dict.fromkeys(("afl", "agnostic_fedavg", "qffl", "term", "drfa"), 1),
+    "ifca": 2,
+    "fedfomo": 3,
+    "fedpac": 3 * 5 + 1,
+    "fedmix": 2,
+}
 """Scalars that go up besides: losses, the number of a cluster, shares of three models, the usage of two experts, mean
 features by class and their variance."""
 MODELS_DOWN = {"ifca": 2, "fedfomo": 3, "apple": 3}
