@@ -278,6 +278,28 @@ def interpolate(
     return bind
 
 
+def without(layout: Layout, made: Callable[[Leaves], Leaves]) -> Layout:
+    """A layout with one model, of which some leaves have no owner: they are made of the others when it is read.
+
+    Args:
+      layout: of one model, such as :func:`by_role` makes.
+      made: ``made(leaves) -> leaves``, by path. What it makes neither travels nor is kept, and is not trained.
+    """
+    shapes = jax.eval_shape(lambda: layout.init(layout.task.init(jax.random.key(0))))
+    dropped = frozenset(jax.eval_shape(made, _everything(shapes)))
+    whole = layout.view("model")
+
+    def init(variables: Any) -> Parts:
+        parts = layout.init(variables)
+        return Parts(*({name: x for name, x in leaves.items() if name not in dropped} for leaves in parts))
+
+    def read(parts: Parts) -> Any:
+        return whole.read(parts._replace(frozen={**parts.frozen, **made(_everything(parts))}))
+
+    view = View(read, {path: key for path, key in whole.keys.items() if path not in dropped})
+    return layout._replace(init=init, views={"model": view}, trainable=layout.trainable - dropped, common=None)
+
+
 class Description(NamedTuple):
     """What :func:`describe` finds: one row a leaf ``(role, path, shape, bytes)``, and totals in bytes."""
 

@@ -6,7 +6,7 @@ shared: ``"gate/**"``, ``"experts/1/**"``. Methods are then compositions like al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from fedjax_pers.batches import sweep
 from fedjax_pers.checks import one_of, positive_int, require
 from fedjax_pers.judging import EVALUATION_BATCH, weighted_mean
 from fedjax_pers.keys import fold_name
-from fedjax_pers.layouts import Layout, View
+from fedjax_pers.layouts import Layout
 from fedjax_pers.objectives import Objective
 from fedjax_pers.paths import Model, Selector, as_selector, flatten, nothing, where
 
@@ -158,7 +158,7 @@ def task_of(tasks: Sequence[Task], gate: Gate, answer: Answer) -> Task:
         init,
         loss,
         metrics,
-        statistics=_statistics(tasks),
+        statistics=statistics_below({path_of(k, ""): task for k, task in enumerate(tasks)}),
         example=tasks[0].example,
         kinds=tuple((path_of(k, path), kind) for k, task in enumerate(tasks) for path, kind in task.kinds),
         num_classes=tasks[0].num_classes,
@@ -182,14 +182,13 @@ def tracked_of(number: int, tracked: Any) -> Leaves:
     return {path_of(number, path): x for path, x in found.items()}
 
 
-def _statistics(tasks: Sequence[Task]) -> Selector:
-    """The running statistics of every expert."""
+def statistics_below(tasks: Mapping[str, Task]) -> Selector:
+    """The running statistics of tasks whose variables lie below these paths."""
     found = set()
-    for number, task in enumerate(tasks):
+    for prefix, task in tasks.items():
         if task.statistics != nothing:
             leaves = flatten(jax.eval_shape(task.init, jax.random.key(0)))
-            names = task.statistics.select(leaves, Model(None, task.kinds))
-            found |= {path_of(number, name) for name in names}
+            found |= {f"{prefix}/{name}" for name in task.statistics.select(leaves, Model(None, task.kinds))}
     return where(lambda path, leaf: path in found) if found else nothing
 
 
@@ -309,21 +308,3 @@ def balance_of(gate: Gate, strength: Any) -> Objective:
         return jnp.where(some, strength * (usage.shape[0] * jnp.square(usage).sum() - 1), 0), {}
 
     return objective
-
-
-def without(layout: Layout, made: Callable[[Leaves], Leaves]) -> Layout:
-    """A layout without the leaves that ``made`` makes of the others, by path, whenever the model is read."""
-    shapes = jax.eval_shape(lambda: layout.init(layout.task.init(jax.random.key(0))))
-    dropped = frozenset(jax.eval_shape(made, {**shapes.frozen, **shapes.shared, **shapes.personal}))
-    whole = layout.view("model")
-
-    def init(variables: Any) -> Parts:
-        parts = layout.init(variables)
-        return Parts(*({name: x for name, x in leaves.items() if name not in dropped} for leaves in parts))
-
-    def read(parts: Parts) -> Any:
-        again = made({**parts.frozen, **parts.shared, **parts.personal})
-        return whole.read(parts._replace(frozen={**parts.frozen, **again}))
-
-    view = View(read, {path: key for path, key in whole.keys.items() if path not in dropped})
-    return layout._replace(init=init, views={"model": view}, trainable=layout.trainable - dropped, common=None)

@@ -71,6 +71,7 @@ FORMULAS = {
     "fedmix": (2 * WHOLE, 2 * (4 + 1), 0),  # two experts; the gate has a bias and 4 weights for each
     "pfl_moe": (WHOLE, 4 + 1, 0),
     "domain_experts": (WHOLE, WHOLE + 4 + 1, 0),
+    "knn_per": (WHOLE, 0, 0),
     "pfedmoe": (WHOLE - HEAD, WHOLE + 2 * (4 + 1), 0),
 }
 SAID = {

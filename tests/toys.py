@@ -153,6 +153,7 @@ ROLES = {
     "fedrod": {"head": fp.everything},
     "fedpac": {"head": "kernel"},
     "pfedmoe": {"head": "kernel"},
+    "knn_per": {"head": "kernel"},
 }
 """Settings that name leaves of :func:`softmax_regression`."""
 

@@ -97,7 +97,8 @@ def _m_step(task: Task, gate: Gate) -> Objective:
     def objective(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
         view, counted = layout.view("model"), batch["weight"]
         shares = responsibilities(task, gate, view.read(received), batch)
-        total, tracked = jnp.zeros(()), {}
+        total = jnp.zeros(())
+        tracked: Leaves = {}
         for number, model in enumerate(view.read(parts)[EXPERTS]):
             # Above 0, so that an example without responsibility is still one of the batch for its normalisation.
             weight = counted * jnp.maximum(shares[:, number], _SMALLEST)

@@ -14,7 +14,7 @@ from fedjax_pers.base import Array, Batch, Leaves, Task
 from fedjax_pers.checks import require
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.head_inputs import from_head_input, head_and_features, with_head_input
-from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role
+from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role, without
 from fedjax_pers.local import for_epochs, train
 from fedjax_pers.mixtures import (
     GATE_LEAVES,
@@ -25,7 +25,6 @@ from fedjax_pers.mixtures import (
     require_classes,
     task_of,
     tracked_of,
-    without,
 )
 from fedjax_pers.paths import SelectorLike, flatten
 from fedjax_pers.presets import head as last_layers

@@ -8,7 +8,7 @@ from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Leaves, Task
 from fedjax_pers.compose import Algorithm, compose
-from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role
+from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role, without
 from fedjax_pers.local import phases, train
 from fedjax_pers.mixtures import (
     GATE_LEAVES,
@@ -18,7 +18,6 @@ from fedjax_pers.mixtures import (
     logistic_gate,
     mixture,
     path_of,
-    without,
 )
 
 GLOBAL, TUNED = 0, 1
