@@ -37,8 +37,9 @@ class View(NamedTuple):
     keys: Mapping[str, str]
 
     def tracked(self, parts: Parts, tracked: Any) -> Leaves:
-        """A loss's ``tracked`` leaves under their names in the parts; what is frozen there stays as it is."""
-        named = {self.keys[path]: x for path, x in flatten(tracked).items()} if jax.tree.leaves(tracked) else {}
+        """A loss's ``tracked`` leaves under their names in the parts; what is frozen there, or of nobody, stays."""
+        found = flatten(tracked) if jax.tree.leaves(tracked) else {}
+        named = {self.keys[path]: x for path, x in found.items() if path in self.keys}
         return {name: x for name, x in named.items() if name not in parts.frozen}
 
 

@@ -10,7 +10,7 @@ from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, by_role
 from fedjax_pers.local import for_epochs, train
-from fedjax_pers.mixtures import GATE_LEAVES, Level, logistic_gate, mixture, path_of
+from fedjax_pers.mixtures import GATE_LEAVES, Level, inputs_of, logistic_gate, mixture, path_of
 
 
 @register(
@@ -52,7 +52,7 @@ def domain_experts(
     initialisation.
     """
     return compose(
-        mixture(task, logistic_gate(task), level=level),
+        mixture(task, logistic_gate(inputs_of(task)), level=level),
         layout=by_role(personal=[GATE_LEAVES, path_of(1, "**")], statistics=statistics),
         client=train({"shared": lr, "personal": private_lr}, **local),
         aggregator=mean(weights=weights),

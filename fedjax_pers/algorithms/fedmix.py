@@ -12,8 +12,18 @@ from fedjax_pers.checks import number, one_of
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Layout, Statistics, by_role
 from fedjax_pers.local import for_epochs, train
-from fedjax_pers.mixtures import GATE_LEAVES, balance_of, linear_gate, mean_responsibilities, mixture
+from fedjax_pers.mixtures import (
+    GATE_LEAVES,
+    balance_of,
+    in_common,
+    inputs_of,
+    linear_gate,
+    mean_responsibilities,
+    mixture,
+    paths_in_common,
+)
 from fedjax_pers.objectives import add, task_loss
+from fedjax_pers.paths import SelectorLike, nothing
 
 
 @register(
@@ -31,6 +41,7 @@ def fedmix(
     gate_lr: float = 0.1,
     experts: int = 2,
     balance: float = 0.0,
+    body: SelectorLike = nothing,
     newcomer_epochs: int = 5,
     weights: str = "usage",
     statistics: Statistics = "average",
@@ -49,6 +60,7 @@ def fedmix(
       gate_lr: step size of the gate.
       experts: how many, from as many random initialisations; all of them travel.
       balance: weight of the local penalty ``experts * sum_k mean(g_k)^2 - 1`` against a gate that collapses.
+      body: leaves of which there is one for all experts (``~head(1)``: experts are heads); means of it are by examples.
       newcomer_epochs: passes over its data in which an unseen client trains its gate, uniform at first.
       weights: of an expert's mean: ``"usage"`` (rho, which the client tells the server), ``"examples"`` or
         ``"uniform"``, as in FedAvg, which tell nothing.
@@ -59,17 +71,18 @@ def fedmix(
     """
     number("balance", balance, low=0)
     one_of("weights", weights, ("usage", "examples", "uniform"))
-    gate = linear_gate(task, experts)
+    gate = linear_gate(inputs_of(task), experts)
+    common = set(paths_in_common(task, body, experts).values())
 
     def usage(layout: Layout, parts: Parts, context: Context) -> Array:
         return mean_responsibilities(task, gate, layout.view("model").read(parts), context)
 
     return compose(
         mixture(task, gate, experts=experts),
-        layout=by_role(personal=GATE_LEAVES, statistics=statistics),
+        layout=in_common(by_role(personal=GATE_LEAVES, statistics=statistics), task, body, experts),
         client=train(
             {"shared": lr, "personal": gate_lr}, **local, objective=add(task_loss(), balance_of(gate, balance))
         ),
-        aggregator=expert_means(usage) if weights == "usage" else mean(weights=weights),
+        aggregator=expert_means(usage, common) if weights == "usage" else mean(weights=weights),
         newcomer=train(gate_lr, **for_epochs(newcomer_epochs, local), roles="personal"),
     )

@@ -20,6 +20,7 @@ from fedjax_pers.mixtures import (
     GATE_LEAVES,
     Answer,
     class_scores,
+    inputs_of,
     linear_gate,
     path_of,
     require_classes,
@@ -80,7 +81,7 @@ def pfedmoe(
         f"extractor: found {widths[COMMON]} features for the {widths[OWN]} that enter the head; they must be as many",
     )
     require(extractor.apply is not None, "extractor: found a task without apply, which features are read from")
-    mixed = task_of([extractor, task], linear_gate(task, 2), _mixed_features(extractor, task, *heads))
+    mixed = task_of([extractor, task], linear_gate(inputs_of(task), 2), _mixed_features(extractor, task, *heads))
     return compose(
         mixed,
         layout=_without_the_common_head(heads[COMMON], statistics),

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
-from fedjax_pers.base import Leaves, Task
+from fedjax_pers.base import Task
+from fedjax_pers.checks import one_of
 from fedjax_pers.compose import Algorithm, compose
-from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role, without
+from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role
 from fedjax_pers.local import phases, train
 from fedjax_pers.mixtures import (
     GATE_LEAVES,
     Level,
     evaluated_loss,
     expert_loss,
+    features_of,
+    in_common,
+    inputs_of,
     logistic_gate,
     mixture,
     path_of,
 )
+from fedjax_pers.paths import SelectorLike, everything
+from fedjax_pers.presets import head as last_layers
 
 GLOBAL, TUNED = 0, 1
+Reads = Literal["inputs", "features"]
 
 
 @register(
     "pfl_moe",
     title="PFL-MoE",
-    paper='Guo, Mei, Xiang, Lü, Jiang, "PFL-MoE: Personalized Federated Learning Based on Mixture of Experts", '
+    paper='Guo, Mei, Xiao, Wu, Yin, Chang, "PFL-MoE: Personalized Federated Learning Based on Mixture of Experts", '
     "APWeb-WAIM 2021, arXiv:2012.15589",
     family="mixture",
     personal="nothing between rounds; before it predicts, a client has a fine-tuned copy and a gate",
@@ -41,6 +48,8 @@ def pfl_moe(
     tune_epochs: int = 5,
     gate_epochs: int = 5,
     level: Level = "probability",
+    gate_reads: Reads = "inputs",
+    head: SelectorLike = last_layers(1),
     weights: str = "examples",
     statistics: Statistics = "average",
     **local: Any,
@@ -51,24 +60,28 @@ def pfl_moe(
     trained on its own loss, then the gate on that of the mixture, in which both models stay as they are.
 
     Args:
-      task: classification by cross-entropy, with inputs ``x`` of floating numbers.
+      task: classification by cross-entropy.
       lr: step size of the clients in training.
       tune_lr: step size of fine-tuning.
       gate_lr: step size of the gate.
       tune_epochs: passes of fine-tuning; 0 gives the global model.
       gate_epochs: passes of the gate, which starts at one half; 0 mixes both models alike.
       level: what is mixed, ``"probability"`` or ``"logit"``.
+      gate_reads: ``"inputs"``, which must be floating numbers, or ``"features"``, what enters the head of the copy.
+      head: the last, dense layer, for features.
       weights: as in FedAvg.
       statistics: as in FedAvg.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
-    Differences from the paper: the gate is linear in the inputs; the variant that reads features of the copy is not
-    offered. The gate is trained in evaluation mode, on the examples that the copy was trained on.
+    Differences from the paper: the gate is one logistic unit. It is trained in evaluation mode, on the examples that
+    the copy was trained on.
     """
+    one_of("gate_reads", gate_reads, ("inputs", "features"))
+    reading = inputs_of(task) if gate_reads == "inputs" else features_of(task, head, TUNED)
     schedule = {name: local[name] for name in ("batch_size", "optimizer") if name in local}
     return compose(
-        mixture(task, logistic_gate(task), level=level),
-        layout=_copied(statistics),
+        mixture(task, logistic_gate(reading), level=level),
+        layout=_copied(task, statistics),
         client=train(lr, **local, objective=expert_loss(task, GLOBAL), roles="shared"),
         aggregator=mean(weights=weights),
         adapt=phases(
@@ -80,16 +93,11 @@ def pfl_moe(
     )
 
 
-def _copied(statistics: Statistics) -> LayoutMaker:
+def _copied(task: Task, statistics: Statistics) -> LayoutMaker:
     """The global model travels; the other expert is a copy of it."""
+    make = in_common(by_role(personal=GATE_LEAVES, statistics=statistics), task, everything, 2)
 
-    def bind(task: Task) -> Layout:
-        layout = without(by_role(personal=GATE_LEAVES, statistics=statistics)(task), _second_from_first)
-        return layout._replace(common=None if statistics == "local" else "model")
+    def bind(both: Task) -> Layout:
+        return make(both)._replace(common=None if statistics == "local" else "model")
 
     return bind
-
-
-def _second_from_first(leaves: Leaves) -> Leaves:
-    first = path_of(GLOBAL, "")
-    return {path_of(TUNED, name[len(first) + 1 :]): x for name, x in leaves.items() if name.startswith(f"{first}/")}

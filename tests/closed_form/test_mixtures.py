@@ -10,7 +10,7 @@ from scipy.optimize import approx_fprime
 from scipy.special import entr, log_softmax, logsumexp, softmax
 
 import fedjax_pers as fp
-from fedjax_pers.mixtures import constant_gate, linear_gate, logistic_gate, mixture
+from fedjax_pers.mixtures import constant_gate, inputs_of, linear_gate, mixture
 from fedjax_pers.simulate.pools import pool_of
 from tests import toys
 
@@ -90,7 +90,7 @@ def check_rows(after, state, client, slope, rates):
 
 @pytest.mark.parametrize("level", ["probability", "logit"])
 def test_metrics_of_a_mixture(clients, level):
-    task = mixture(LINEAR, linear_gate(LINEAR, 2), level=level)
+    task = mixture(LINEAR, linear_gate(inputs_of(LINEAR), 2), level=level)
     leaves = spread(fp.flatten(task.init(jax.random.key(0))))
     x, y = examples_of(clients, 0)
     variables = fp.paths.unflattener(task.init(jax.random.key(0)))(leaves)
@@ -167,6 +167,58 @@ def test_what_a_client_of_pfl_moe_does_before_it_predicts(clients):
         expected = first | tuned | {name: value - GATE_LR * slope[name] for name, value in gate.items()}
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, atol=2e-6, err_msg=name)
+
+
+def test_a_gate_on_features_of_the_copy(clients):
+    """Features are those of the copy once it is tuned, and do not move with the gate."""
+    settings = {"tune_lr": LR, "gate_lr": GATE_LR, "tune_epochs": 1, "gate_epochs": 1, "batch_size": EXAMPLES}
+    algorithm = fp.method("pfl_moe").make(toys.classifier(), gate_reads="features", **settings)
+    state = toys.start(algorithm, 2)
+    models = jax.jit(algorithm.personalize)(state._replace(shared=spread(state.shared)), clients, jax.random.key(0))
+    for client in range(2):
+        x, y = examples_of(clients, client)
+        found = {name: np.asarray(value[client], np.float64) for name, value in fp.flatten(models).items()}
+        z, p = [], []
+        for number in range(2):
+            w1, b1, w2, b2 = (
+                found[f"experts/{number}/params/{layer}/{name}"]
+                for layer in ("hidden1", "head")
+                for name in ("kernel", "bias")
+            )
+            z.append(np.maximum(x @ w1 + b1, 0))
+            p.append(softmax(z[-1] @ w2 + b2, axis=1)[np.arange(EXAMPLES), y])
+        slope = -0.5 * (p[0] - p[1]) / (p[0] + p[1])  # of each loss in the gate's score, where the gate is one half
+        np.testing.assert_allclose(found["gate/kernel"], -GATE_LR * z[1].T @ slope / EXAMPLES, atol=2e-6)
+        np.testing.assert_allclose(found["gate/bias"], -GATE_LR * slope.mean(), atol=2e-6)
+
+
+def test_experts_that_are_heads_on_one_body(clients):
+    """One body travels; it moves by both heads and counts by examples, heads count by their usage."""
+    algorithm = fp.method("fedmix").make(toys.classifier(), body=~fp.head(1), lr=LR, gate_lr=GATE_LR, **ONE_STEP)
+    state = somewhere(algorithm)
+    body = {f"experts/0/params/hidden1/{name}" for name in ("kernel", "bias")}
+    heads = {f"experts/{k}/params/head/{name}" for k in range(2) for name in ("kernel", "bias")}
+    assert set(state.shared) == body | heads
+
+    def outputs(leaves, number, x):
+        z = np.maximum(x @ leaves["experts/0/params/hidden1/kernel"] + leaves["experts/0/params/hidden1/bias"], 0)
+        return z @ leaves[f"experts/{number}/params/head/kernel"] + leaves[f"experts/{number}/params/head/bias"]
+
+    def right(leaves, x, y):
+        each = [softmax(outputs(leaves, k, x), axis=1)[np.arange(len(y)), y] for k in range(2)]
+        return gate_of(leaves, x) * np.stack(each, axis=1)
+
+    after, _ = jax.jit(algorithm.step)(state, clients, jax.random.key(0))
+    moves, mass = [], []
+    for client in range(2):
+        leaves, (x, y) = leaves_of(state, client), examples_of(clients, client)
+        moves.append(gradient(lambda leaves, x=x, y=y: -np.log(right(leaves, x, y).sum(axis=1)).mean(), leaves))
+        odds = right(leaves, x, y)
+        mass.append((odds / odds.sum(axis=1, keepdims=True)).sum(axis=0))
+    for name, x in after.shared.items():
+        weights = np.ones(2) if name in body else np.array(mass)[:, int(name.split("/")[1])]
+        moved = state.shared[name] - LR * np.average([move[name] for move in moves], axis=0, weights=weights)
+        np.testing.assert_allclose(x, moved, atol=2e-6, err_msg=name)
 
 
 def test_one_round_of_pfedmoe(clients):
@@ -247,7 +299,7 @@ def next_characters():
 
 
 def shared_gate():
-    return fp.compose(mixture(LINEAR, linear_gate(LINEAR, 2)))
+    return fp.compose(mixture(LINEAR, linear_gate(inputs_of(LINEAR), 2)))
 
 
 BAD = [
@@ -265,7 +317,7 @@ BAD = [
         lambda: fp.method("fedmix").make(tokens()),
         r"task: found inputs x \(\(7,\), 'int32'\); a gate on the inputs needs",
     ),
-    (lambda: logistic_gate(toys.quadratic()), "task: found inputs x None"),
+    (lambda: inputs_of(toys.quadratic()), "task: found inputs x None"),
     (lambda: fp.method("fedmix").make(toys.quadratic()), "task: found inputs x None"),
     (lambda: mixture(toys.quadratic(), constant_gate(2), level="logit"), "level: found 'logit'; the task has no apply"),
     (shared_gate, r"personal: \['gate/bias', 'gate/kernel'\] would be shared, which this task keeps private"),

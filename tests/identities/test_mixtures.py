@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pers as fp
-from fedjax_pers.mixtures import constant_gate, linear_gate, mixture
+from fedjax_pers.mixtures import constant_gate, inputs_of, linear_gate, mixture
 from tests import toys
 
 ROUNDS = ((0, 2), (1, 2), (0, 1, 2))
@@ -133,7 +133,7 @@ def test_a_gate_that_always_trusts_the_common_model_is_fedavg_up_to_rounding(fed
 @pytest.mark.parametrize("gate", ["constant", "linear"])
 def test_a_gate_that_is_certain_gives_the_expert_itself_to_the_bit(clients, gate, number):
     base = toys.classifier()
-    make = {"constant": lambda: constant_gate(2), "linear": lambda: linear_gate(base, 2)}[gate]
+    make = {"constant": lambda: constant_gate(2), "linear": lambda: linear_gate(inputs_of(base), 2)}[gate]
     both = mixture(base, make(), experts=2)
     variables = both.init(jax.random.key(0))
     certain = jax.nn.one_hot(number, 2)

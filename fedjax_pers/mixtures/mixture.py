@@ -1,97 +1,24 @@
-"""Mixtures: a task made of a task, whose model is several models, the experts, and a gate that says whom to believe.
-
-The variables are ``{"experts": [variables, variables, ...], "gate": ...}``, so that selectors say what of a mixture is
-shared: ``"gate/**"``, ``"experts/1/**"``. Methods are then compositions like all others.
-"""
+"""A task made of a task: several models, the experts, and a gate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Task
-from fedjax_pers.batches import sweep
+from fedjax_pers.base import Array, Batch, Leaves, Task
 from fedjax_pers.checks import one_of, positive_int, require
-from fedjax_pers.judging import EVALUATION_BATCH, weighted_mean
+from fedjax_pers.judging import weighted_mean
 from fedjax_pers.keys import fold_name
-from fedjax_pers.layouts import Layout
-from fedjax_pers.objectives import Objective
+from fedjax_pers.mixtures.gates import EXPERTS, GATE, GATE_LEAVES, Gate
 from fedjax_pers.paths import Model, Selector, as_selector, flatten, nothing, where
 
-EXPERTS, GATE = "experts", "gate"
-GATE_LEAVES = f"{GATE}/**"
 Level = Literal["probability", "logit"]
 Answer = Callable[[list[Any], Array, Batch, Array | None], tuple[dict[str, Array], Leaves]]
 """``answer(experts, log_weights [batch, experts], batch, key) -> (scores by name [batch], tracked leaves by path)``."""
-
-
-class Gate(NamedTuple):
-    """How much each expert is believed, example by example.
-
-    Attributes:
-      init: ``init(key) -> variables`` of the gate.
-      log_weights: ``log_weights(variables, batch) -> [batch, experts]`` of the *mixture's* variables; the weights are
-        not negative and add up to 1.
-    """
-
-    init: Callable[[Array], Any]
-    log_weights: Callable[[Any, Batch], Array]
-
-
-def constant_gate(experts: int) -> Gate:
-    """The same weights for every example, ``gate/weights [experts]``, uniform at first."""
-    positive_int("experts", experts)
-
-    def log_weights(variables: Any, batch: Batch) -> Array:
-        rows = jax.tree.leaves(batch)[0].shape[0]
-        return jnp.broadcast_to(jnp.log(variables[GATE]["weights"]), (rows, experts))
-
-    return Gate(lambda key: {"weights": jnp.full(experts, 1 / experts, jnp.float32)}, log_weights)
-
-
-def linear_gate(task: Task, experts: int) -> Gate:
-    """``softmax(A x + c)`` of the inputs, ``gate/kernel [features, experts]`` and ``gate/bias``, uniform at first."""
-    positive_int("experts", experts)
-    features = _inputs(task)
-
-    def init(key: Array) -> Any:
-        return {"kernel": jnp.zeros((features, experts)), "bias": jnp.zeros(experts)}
-
-    def log_weights(variables: Any, batch: Batch) -> Array:
-        gate = variables[GATE]
-        return jax.nn.log_softmax(_flat(batch) @ gate["kernel"] + gate["bias"], axis=1)
-
-    return Gate(init, log_weights)
-
-
-def logistic_gate(task: Task) -> Gate:
-    """Two experts: ``sigmoid(a x + c)`` for the first; ``gate/kernel [features]`` and ``gate/bias``, 0 at first."""
-    features = _inputs(task)
-
-    def log_weights(variables: Any, batch: Batch) -> Array:
-        gate = variables[GATE]
-        score = _flat(batch) @ gate["kernel"] + gate["bias"]
-        return jnp.stack([jax.nn.log_sigmoid(score), jax.nn.log_sigmoid(-score)], axis=1)
-
-    return Gate(lambda key: {"kernel": jnp.zeros(features), "bias": jnp.zeros(())}, log_weights)
-
-
-def _inputs(task: Task) -> int:
-    """Numbers of an input ``x``; ValueError where a gate cannot read it."""
-    found = {name: (shape, dtype) for name, shape, dtype in task.example or ()}.get("x")
-    require(
-        found is not None and jnp.issubdtype(jnp.dtype(found[1]), jnp.floating),
-        f"task: found inputs x {found}; a gate on the inputs needs the field x, of floating numbers",
-    )
-    return int(np.prod(found[0])) if found else 0
-
-
-def _flat(batch: Batch) -> Array:
-    return batch["x"].reshape(batch["x"].shape[0], -1)
 
 
 def mixture(task: Task, gate: Gate, *, experts: int = 2, level: Level = "probability") -> Task:
@@ -106,8 +33,9 @@ def mixture(task: Task, gate: Gate, *, experts: int = 2, level: Level = "probabi
 
     Example:
       >>> import fedjax_pers as fp
+      >>> from fedjax_pers.mixtures import inputs_of, linear_gate, mixture
       >>> task = fp.tasks.from_model(fp.data.load("vowel_speakers"), "linear")
-      >>> both = mixture(task, linear_gate(task, 2), experts=2)
+      >>> both = mixture(task, linear_gate(inputs_of(task), 2), experts=2)
       >>> sorted(flatten(both.init(jax.random.key(0))))[:3]
       ['experts/0/params/head/bias', 'experts/0/params/head/kernel', 'experts/1/params/head/bias']
 
@@ -258,53 +186,3 @@ def require_classes(task: Task) -> None:
 def losses_of(task: Task, experts: list[Any], batch: Batch) -> Array:
     """Losses of the experts in evaluation mode, ``[batch, experts]``."""
     return jnp.stack([task.metrics(variables, batch)["loss"] for variables in experts], axis=1)
-
-
-def responsibilities(task: Task, gate: Gate, variables: Any, batch: Batch) -> Array:
-    """The E-step, ``q_k`` in proportion to ``g_k(x) exp(-loss_k)`` for each example, ``[batch, experts]``."""
-    return jax.nn.softmax(gate.log_weights(variables, batch) - losses_of(task, variables[EXPERTS], batch), axis=1)
-
-
-def mean_responsibilities(task: Task, gate: Gate, variables: Any, context: Context) -> Array:
-    """Their mean over a client's examples, ``[experts]``; 0 for a client without any."""
-
-    def add(total: Array, batch: Batch) -> Array:
-        found = responsibilities(task, gate, variables, batch)
-        return total + jnp.where(batch["weight"][:, None] > 0, found, 0).sum(0)
-
-    start = jnp.zeros(len(variables[EXPERTS]))
-    return sweep(add, start, context, batch_size=EVALUATION_BATCH) / jnp.maximum(context.size, 1)
-
-
-def expert_loss(task: Task, number: int) -> Objective:
-    """The task's own loss of one expert, whatever the gate says."""
-
-    def objective(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
-        view = layout.view("model")
-        loss, tracked = task.loss(view.read(parts)[EXPERTS][number], batch, key)
-        return loss, view.tracked(parts, tracked_of(number, tracked))
-
-    return objective
-
-
-def evaluated_loss(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
-    """The loss of the mixture in evaluation mode: for a gate that is trained while the experts stay as they are."""
-    losses = layout.task.metrics(layout.view("model").read(parts), batch)["loss"]
-    return weighted_mean(losses, batch["weight"]), {}
-
-
-def balance_of(gate: Gate, strength: Any) -> Objective:
-    """``strength (K sum_k mean(g_k)^2 - 1)``, the mean being over the batch: 0 where all K experts are used alike.
-
-    The squared coefficient of variation of what the experts are used for.
-
-    Source: Shazeer et al., "Outrageously Large Neural Networks", ICLR 2017, arXiv:1701.06538.
-    """
-
-    def objective(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
-        weights = jnp.exp(gate.log_weights(layout.view("model").read(parts), batch))
-        usage = jax.vmap(weighted_mean, (1, None))(weights, batch["weight"])
-        some = (batch["weight"] > 0).any()
-        return jnp.where(some, strength * (usage.shape[0] * jnp.square(usage).sum() - 1), 0), {}
-
-    return objective
