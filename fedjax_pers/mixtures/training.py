@@ -83,7 +83,8 @@ def in_common(make: LayoutMaker, task: Task, chosen: SelectorLike, experts: int)
       >>> from fedjax_pers.mixtures import in_common, inputs_of, linear_gate, mixture
       >>> task = fp.tasks.from_model(fp.data.load("vowel_speakers"), "mlp")
       >>> heads = in_common(fp.by_role(personal="gate/**"), task, ~fp.head(1), experts=2)
-      >>> fp.describe(heads(mixture(task, linear_gate(inputs_of(task), 2)))).shared, fp.describe(fp.by_role()(task)).shared
+      >>> both = mixture(task, linear_gate(inputs_of(task), 2))
+      >>> fp.describe(heads(both)).shared, fp.describe(fp.by_role()(task)).shared
       (8536, 5676)
 
     Args:
