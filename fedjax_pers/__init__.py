@@ -6,7 +6,18 @@ whose data), layouts and selectors (what is shared), :mod:`~fedjax_pers.aggregat
 :mod:`~fedjax_pers.testing` (checking one of your own).
 """
 
-from fedjax_pers import adapters, aggregators, data, evaluation, executors, models, objectives, simulate, tasks
+from fedjax_pers import (
+    adapters,
+    aggregators,
+    data,
+    evaluation,
+    executors,
+    mixtures,
+    models,
+    objectives,
+    simulate,
+    tasks,
+)
 from fedjax_pers.aggregators import Aggregator, aggregate, mean
 from fedjax_pers.algorithms import Method, method, methods, register
 from fedjax_pers.base import Cohort, Context, Metrics, Parts, Report, State, Task, cohort_of
@@ -76,6 +87,7 @@ __all__ = [
     "mean",
     "method",
     "methods",
+    "mixtures",
     "models",
     "norm",
     "norm_statistics",

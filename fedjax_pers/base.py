@@ -56,6 +56,7 @@ class Task(NamedTuple):
       adopt: ``adopt(variables, key) -> variables`` of this task from those of the task that it was made from (adapters
         are added), so that a method may change the task it is given.
       plain: ``plain(variables) -> variables`` of the model itself (adapters are merged into its weights).
+      private: leaves that are one client's by their nature (a gate, a datastore): a layout that shares them is refused.
     """
 
     init: Callable[[Array], Any]
@@ -69,6 +70,7 @@ class Task(NamedTuple):
     num_classes: int | None = None
     adopt: Callable[[Any, Array], Any] = as_given
     plain: Callable[[Any], Any] = as_given
+    private: Selector = nothing
 
 
 class Cohort(NamedTuple):

@@ -1,4 +1,4 @@
-"""How good a model is on a client's rows: the mean of every metric."""
+"""How good a model is on a client's rows: the mean of every metric, and means of examples that count."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ from fedjax_pers.batches import batch_shapes, sweep
 from fedjax_pers.checks import require
 
 EVALUATION_BATCH = 64
+
+
+def weighted_mean(values: Array, weight: Array) -> Array:
+    """``sum(weight * values) / sum(weight)``, and 0 with a gradient of 0 where no weight is positive.
+
+    Example:
+      >>> weighted_mean(jnp.array([1.0, 2.0, 9.0]), jnp.array([1.0, 1.0, 0.0])).item()
+      1.5
+      >>> weighted_mean(jnp.array([jnp.nan]), jnp.array([0.0])).item()
+      0.0
+
+    Args:
+      values: ``[batch]``; not looked at where the weight is 0.
+      weight: ``[batch]``, not negative.
+    """
+    weight = weight.astype(values.dtype)
+    total = weight.sum()
+    counted = jnp.where(weight > 0, values, 0)
+    return (weight * counted).sum() / jnp.where(total > 0, total, 1)
 
 
 def mean_metrics(

@@ -37,8 +37,9 @@ class View(NamedTuple):
     keys: Mapping[str, str]
 
     def tracked(self, parts: Parts, tracked: Any) -> Leaves:
-        """A loss's ``tracked`` leaves under their names in the parts; what is frozen there stays as it is."""
-        named = {self.keys[path]: x for path, x in flatten(tracked).items()} if jax.tree.leaves(tracked) else {}
+        """A loss's ``tracked`` leaves under their names in the parts; what is frozen there, or of nobody, stays."""
+        found = flatten(tracked) if jax.tree.leaves(tracked) else {}
+        named = {self.keys[path]: x for path, x in found.items() if path in self.keys}
         return {name: x for name, x in named.items() if name not in parts.frozen}
 
 
@@ -147,6 +148,9 @@ def _resolve(task: Task, personal: SelectorLike, frozen: SelectorLike, statistic
     if (role := treatment[statistics]) is not None:
         chosen[role] = chosen[role] | rest
     roles = assign(chosen, leaves, default="shared")
+    private = task.private.select(leaves, model) if task.private != nothing else frozenset()
+    given_away = sorted(path for path in private if roles[path] == "shared")
+    require(not given_away, f"personal: {given_away} would be shared, which this task keeps private; name them here")
     floating = {name for name, x in leaves.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     trainable = frozenset(name for name in floating - tracked if roles[name] != "frozen")
     if not trainable:
@@ -273,6 +277,28 @@ def interpolate(
         return Layout(task, resolved.model, init, {**views, "model": View(read, views["own"].keys)}, trainable, common)
 
     return bind
+
+
+def without(layout: Layout, made: Callable[[Leaves], Leaves]) -> Layout:
+    """A layout with one model, of which some leaves have no owner: they are made of the others when it is read.
+
+    Args:
+      layout: of one model, such as :func:`by_role` makes.
+      made: ``made(leaves) -> leaves``, by path. What it makes neither travels nor is kept, and is not trained.
+    """
+    shapes = jax.eval_shape(lambda: layout.init(layout.task.init(jax.random.key(0))))
+    dropped = frozenset(jax.eval_shape(made, _everything(shapes)))
+    whole = layout.view("model")
+
+    def init(variables: Any) -> Parts:
+        parts = layout.init(variables)
+        return Parts(*({name: x for name, x in leaves.items() if name not in dropped} for leaves in parts))
+
+    def read(parts: Parts) -> Any:
+        return whole.read(parts._replace(frozen={**parts.frozen, **made(_everything(parts))}))
+
+    view = View(read, {path: key for path, key in whole.keys.items() if path not in dropped})
+    return layout._replace(init=init, views={"model": view}, trainable=layout.trainable - dropped, common=None)
 
 
 class Description(NamedTuple):

@@ -39,6 +39,7 @@ LAYERS = {
         "layouts",
         "objectives",
         "features",
+        "mixtures",
         "local",
         "aggregators",
         "executors",

@@ -79,10 +79,22 @@ FORMULAS = {
     "fed_adapter": (5 * 2 + 2 + 2 * 5 + HEAD, 0, BACKBONE),
     "bitfit": (5 + HEAD, 0, BACKBONE - 5),
     "fedala": (WHOLE, 2 * HEAD + 1, 0),  # the last head, the shares taken over, a counter
+    "fedem": (3 * WHOLE, 3, 0),  # three models, and in which proportions they are mixed
+    "fedmix": (2 * WHOLE, 2 * (4 + 1), 0),  # two experts; the gate has a bias and 4 weights for each
+    "pfl_moe": (WHOLE, 4 + 1, 0),
+    "domain_experts": (WHOLE, WHOLE + 4 + 1, 0),
+    "knn_per": (WHOLE, 0, 0),
+    "pfedmoe": (WHOLE - HEAD, WHOLE + 2 * (4 + 1), 0),
 }
-SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "drfa": 1, "ifca": 2, "fedfomo": 3, "fedpac": 3 * 5 + 1}
-"""Scalars that go up besides: losses, the number of a cluster, shares of three models, mean features by class
-and their variance."""
+SAID = {
+    **dict.fromkeys(("afl", "agnostic_fedavg", "qffl", "term", "drfa"), 1),
+    "ifca": 2,
+    "fedfomo": 3,
+    "fedpac": 3 * 5 + 1,
+    "fedmix": 2,
+}
+"""Scalars that go up besides: losses, the number of a cluster, shares of three models, the usage of two experts, mean
+features by class and their variance."""
 MODELS_DOWN = {"ifca": 2, "fedfomo": 3, "apple": 3}
 TOLD = {"apple": 3 + 1 + 1, "fedex_lora": HIDDEN, "flora": HIDDEN}
 """Scalars that come down besides: shares of three clients, the client's own number, and that of the round; the weights

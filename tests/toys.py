@@ -160,6 +160,8 @@ ROLES = {
     "fedsa_lora": {"on": "kernel", "also": "bias", "personal": "bias | **/lora_b/**"},
     "pfedlora": {"on": "kernel"},
     "bitfit": {"also": "bias"},
+    "pfedmoe": {"head": "kernel"},
+    "knn_per": {"head": "kernel"},
 }
 """Settings that name leaves of :func:`softmax_regression`."""
 

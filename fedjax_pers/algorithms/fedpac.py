@@ -11,16 +11,15 @@ from fedjax_pers.aggregators.collaboration import CENTROIDS, COUNTS, MEAN, VARIA
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report, Task
 from fedjax_pers.batches import sweep
-from fedjax_pers.checks import number, require
+from fedjax_pers.checks import number
 from fedjax_pers.compose import Algorithm, compose
-from fedjax_pers.head_inputs import with_head_input
+from fedjax_pers.head_inputs import head_and_features, with_head_input
 from fedjax_pers.judging import EVALUATION_BATCH
 from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role, replace
 from fedjax_pers.local import ClientUpdate, for_epochs, phases, train
 from fedjax_pers.objectives import Objective
-from fedjax_pers.paths import SelectorLike, as_selector, flatten
+from fedjax_pers.paths import SelectorLike, as_selector
 from fedjax_pers.presets import head as last_layers
-from fedjax_pers.presets import model_of
 
 
 @register(
@@ -75,7 +74,7 @@ def fedpac(
     Defaults are those of small data sets: the paper's are 5 epochs, batch 50, lr 0.01, momentum 0.5, decay 5e-4.
     """
     number("lam", lam, low=0)
-    names, features = _head_and_features(task, head)
+    names, features = head_and_features(task, head)
     first = train(head_lr, **for_epochs(head_epochs, local), leaves=head, order="head")
     second = train(lr, **local, leaves=~as_selector(head), objective=_drawn_to_centroids(names, lam))
     return compose(
@@ -85,26 +84,6 @@ def fedpac(
         aggregator=collaborating_heads(names, _mean_and_variance(names), weights=weights),
         newcomer=train(head_lr, **for_epochs(newcomer_epochs, local), leaves=head),
     )
-
-
-def _head_and_features(task: Task, head: SelectorLike) -> tuple[frozenset[str], int]:
-    """Paths of the head's leaves, and how many features enter it; ValueError where that cannot be told."""
-    labels = {name: shape for name, shape, _ in task.example or ()}.get("y")
-    require(
-        task.num_classes is not None and labels == (),
-        f"task: found num_classes {task.num_classes}, labels y of shape {labels}; FedPAC needs classes, and labels of "
-        "shape (), one an example",
-    )
-    variables, key = jax.eval_shape(task.init, jax.random.key(0)), jax.random.key(0)
-    leaves = flatten(variables)
-    names = as_selector(head).select(leaves, model_of(task, variables))
-    require(names < set(leaves), f"head: found all leaves {sorted(leaves)}; FedPAC needs a body below it")
-    rows = 2
-    batch: Batch = {name: jax.ShapeDtypeStruct((rows, *shape), dtype) for name, shape, dtype in task.example or ()}
-    batch["weight"] = jax.ShapeDtypeStruct((rows,), "float32")
-    jax.eval_shape(with_head_input(task.loss, names), variables, batch, key)
-    _, features = jax.eval_shape(with_head_input(task.metrics, names), variables, batch)
-    return names, features.shape[1]
 
 
 def _with_centroids(base: LayoutMaker, classes: int | None, features: int) -> LayoutMaker:

@@ -10,28 +10,10 @@ import jax.numpy as jnp
 
 from fedjax_pers.base import Array, Batch, Example, Leaves, Task
 from fedjax_pers.checks import require
+from fedjax_pers.judging import weighted_mean
 from fedjax_pers.paths import Selector, as_selector, flatten, nothing
 from fedjax_pers.tasks.criteria import Criterion, as_criterion
 from fedjax_pers.tasks.examples import ROWS, as_example, explained, shapes
-
-
-def weighted_mean(values: Array, weight: Array) -> Array:
-    """``sum(weight * values) / sum(weight)``, and 0 with a gradient of 0 where no weight is positive.
-
-    Example:
-      >>> weighted_mean(jnp.array([1.0, 2.0, 9.0]), jnp.array([1.0, 1.0, 0.0])).item()
-      1.5
-      >>> weighted_mean(jnp.array([jnp.nan]), jnp.array([0.0])).item()
-      0.0
-
-    Args:
-      values: ``[batch]``; not looked at where the weight is 0.
-      weight: ``[batch]``, not negative.
-    """
-    weight = weight.astype(values.dtype)
-    total = weight.sum()
-    counted = jnp.where(weight > 0, values, 0)
-    return (weight * counted).sum() / jnp.where(total > 0, total, 1)
 
 
 def outside_params(variables: Mapping[str, Any]) -> Selector:

@@ -209,7 +209,7 @@ def test_absent_clients_keep_their_heads_and_newcomers_train_the_mean_one():
     ("task", "settings", "message"),
     [
         (toys.classifier, {"lam": -1.0}, "lam: found -1; allowed is at least 0"),
-        (toys.classifier, {"head": fp.everything}, "head: found all leaves .* FedPAC needs a body below it"),
+        (toys.classifier, {"head": fp.everything}, "head: found all leaves .* a body below the head is needed"),
         (toys.classifier, {"head": "params/head/bias"}, "head: its first operation is add"),
         (toys.quadratic, {}, r"task: found num_classes None, labels y of shape None"),
     ],

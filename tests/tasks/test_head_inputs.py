@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pers as fp
-from fedjax_pers.head_inputs import with_head_input
+from fedjax_pers.head_inputs import from_head_input, with_head_input
 from fedjax_pers.paths import select
 from fedjax_pers.presets import head, model_of
 from tests import toys
@@ -29,6 +29,15 @@ def test_features_of_every_library(plain, precise, batch):
     metrics, features = jax.jit(observed)(variables, batch)
     np.testing.assert_allclose(features, features_by_hand(plain.weights(variables), batch), rtol=1e-12)
     toys.same_bits(metrics, jax.jit(plain.task.metrics)(variables, batch))
+
+
+def test_other_features_in_their_place(plain, precise, batch):
+    variables = precise(plain.task)
+    changed = from_head_input(plain.task.apply, head_of(plain.task, variables))
+    features = np.random.default_rng(2).normal(size=features_by_hand(plain.weights(variables), batch).shape)
+    outputs, _ = jax.jit(lambda *arguments: changed(*arguments, None))(variables, batch, features)
+    *_, w2, b2 = plain.weights(variables)
+    np.testing.assert_allclose(outputs, features @ w2 + b2, rtol=1e-12)
 
 
 def test_gradients_pass_through_features(plain, precise, batch):
