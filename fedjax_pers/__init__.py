@@ -14,6 +14,7 @@ from fedjax_pers.compose import Algorithm, compose, with_executor
 from fedjax_pers.data import Federation
 from fedjax_pers.evaluation import evaluate, summarize
 from fedjax_pers.executors import Executor, chunked, looped, sharded, use_cores, vectorised
+from fedjax_pers.fisher import with_fisher
 from fedjax_pers.layouts import Layout, by_role, describe, interpolate, twin
 from fedjax_pers.local import copy_shared, full_step, phases, reestimate, train
 from fedjax_pers.parsing import parse
@@ -24,6 +25,7 @@ from fedjax_pers.simulate.restarts import best_start
 from fedjax_pers.simulate.sampling import dropouts, everyone, poisson, uniform, weighted
 from fedjax_pers.simulate.sweep import Sweep, sweep, sweep_runs
 from fedjax_pers.traffic import Traffic, traffic
+from fedjax_pers.tuning import fine_tune
 
 __version__ = "0.1.0"
 
@@ -66,6 +68,7 @@ __all__ = [
     "everyone",
     "everything",
     "executors",
+    "fine_tune",
     "flatten",
     "full_step",
     "head",
@@ -103,4 +106,5 @@ __all__ = [
     "weighted",
     "where",
     "with_executor",
+    "with_fisher",
 ]
