@@ -22,6 +22,7 @@ from fedjax_pers.paths import Selector, everything, flatten, nothing, select, wh
 from fedjax_pers.presets import bias, depth, embedding, head, lora, norm, norm_statistics
 from fedjax_pers.simulate import History, Table, evaluate_clients, run, start
 from fedjax_pers.simulate.restarts import best_start
+from fedjax_pers.simulate.retention import Retention, retention
 from fedjax_pers.simulate.sampling import dropouts, everyone, poisson, uniform, weighted
 from fedjax_pers.simulate.sweep import Sweep, sweep, sweep_runs
 from fedjax_pers.traffic import Traffic, traffic
@@ -42,6 +43,7 @@ __all__ = [
     "Metrics",
     "Parts",
     "Report",
+    "Retention",
     "Selector",
     "State",
     "Sweep",
@@ -88,6 +90,7 @@ __all__ = [
     "poisson",
     "reestimate",
     "register",
+    "retention",
     "run",
     "select",
     "sharded",
