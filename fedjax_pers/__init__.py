@@ -7,6 +7,7 @@ whose data), layouts and selectors (what is shared), :mod:`~fedjax_pers.aggregat
 """
 
 from fedjax_pers import aggregators, data, evaluation, executors, models, objectives, simulate, tasks
+from fedjax_pers.adaptation import with_adaptation, without_adaptation
 from fedjax_pers.aggregators import Aggregator, aggregate, mean
 from fedjax_pers.algorithms import Method, method, methods, register
 from fedjax_pers.base import Cohort, Context, Metrics, Parts, Report, State, Task, cohort_of
@@ -108,6 +109,8 @@ __all__ = [
     "vectorised",
     "weighted",
     "where",
+    "with_adaptation",
     "with_executor",
     "with_fisher",
+    "without_adaptation",
 ]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_pers.adaptation import without_adaptation
 from fedjax_pers.base import Array, State
 from fedjax_pers.checks import positive_int, require
 from fedjax_pers.compose import Algorithm
@@ -22,8 +23,8 @@ class Retention(NamedTuple):
 
     Attributes:
       client_ids: the clients' own names.
-      against: what that model is: ``"the global model"``, or ``"the client's model before it adapted"`` where the
-        method has no global one.
+      against: what that model is: ``"the global model"``, or ``"the client's model before it adapted"`` (fine-tuned)
+        where the method has no global one.
       examples: pooled examples that every model was judged on.
       pooled: ``{metric: [clients]}`` of each client's model on the pooled examples.
       retained: that minus the number of the model before: below 0 in accuracy where a client's model has forgotten.
@@ -53,8 +54,8 @@ def retention(
 
     .. math:: r_i = A(\theta_i;\, \text{pooled}) - A(w_i;\, \text{pooled}), \qquad g_i = A(\theta_i; D_i) - A(w_i; D_i)
 
-    ``w_i`` is the global model, or in methods without one the client's model before it adapts. A client adapts on its
-    own training examples as before it predicts; nothing is written back. Each of N models sees all pooled examples,
+    ``w_i`` is the global model, or in methods without one the client's model before it fine-tunes. A client adapts on
+    its own training examples as before it predicts; nothing is written back. Each of N models sees all pooled examples,
     which is why there is a bound on them.
 
     Example:
@@ -86,19 +87,17 @@ def retention(
     rows = federation.split(split).num_rows
     require(rows > 0, f"split: found {split!r}, which has no rows in {federation.name!r}; retention is judged on them")
     pool = pool_for_all(federation, split, _drawn(key, rows, most))
-    shared = everywhere(pool, devices_for(algorithm))
+    shared, plain = everywhere(pool, devices_for(algorithm)), without_adaptation(algorithm)
 
-    def on_all(adapt: bool) -> Table:
-        return judge(
-            algorithm, state, federation, lambda clients: shared, key, adapt=adapt, group=group, data_on=data_on
-        )
+    def on_all(algorithm: Algorithm) -> Table:
+        return judge(algorithm, state, federation, lambda clients: shared, key, group=group, data_on=data_on)
 
-    def on_own(adapt: bool) -> Table:
-        return evaluate_clients(algorithm, state, federation, split, key, adapt=adapt, group=group, data_on=data_on)
+    def on_own(algorithm: Algorithm) -> Table:
+        return evaluate_clients(algorithm, state, federation, split, key, group=group, data_on=data_on)
 
-    pooled, own = on_all(True), on_own(True)
+    pooled, own = on_all(algorithm), on_own(algorithm)
     if algorithm.common is None:
-        against, before = "the client's model before it adapted", (on_all(False).personal, on_own(False).personal)
+        against, before = "the client's model before it adapted", (on_all(plain).personal, on_own(plain).personal)
     else:
         against, before = "the global model", (pooled.common, own.common)
     retained, gain = (

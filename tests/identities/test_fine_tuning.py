@@ -77,3 +77,34 @@ def test_what_helps_to_the_end_is_training_on_the_rest(clients, leaves):
     plain = toys.classifier()
     found = trained(fp.fine_tune(0.01, holdout=0.3, leaves=leaves, **SCHEDULE))
     toys.same_bits(found, trained(on_the_rest))
+
+
+@pytest.mark.parametrize("executor", [fp.looped(), fp.chunked(2)], ids=["one after another", "two at a time"])
+def test_a_phase_behind_a_whole_method_is_the_phase_of_its_parts(clients, executor):
+    adapt = fp.train(0.1, leaves=fp.head(1), **SCHEDULE)
+    parts = {"layout": fp.by_role(personal=fp.head(1)), "executor": executor}
+    whole, plain = fp.compose(TASK, **parts, adapt=adapt), fp.compose(TASK, **parts)
+    behind = fp.with_adaptation(plain, adapt)
+    state = toys.start(plain, 3)
+    tuned, same, before = (
+        jax.jit(each.personalize)(state, clients, KEY) for each in (behind, whole, fp.without_adaptation(behind))
+    )
+    toys.same_bits(tuned, same)
+    for each in (plain, fp.without_adaptation(whole)):
+        toys.same_bits(jax.jit(each.personalize)(state, clients, KEY), before)
+    assert not np.array_equal(tuned["params"]["head"]["kernel"], before["params"]["head"]["kernel"])
+
+
+def test_a_method_is_made_again_with_its_phase():
+    """A run rebuilds a method with its float settings traced; the phase behind it must be there then."""
+    federation, adapt = toys.federation((7, 4, 10), (5, 5, 5)), fp.train(0.1, epochs=3, batch_size=3)
+    task = toys.classifier()
+    fedavg = fp.method("fedavg").make(task, batch_size=3)
+    expected = fp.method("fedavg_ft").make(task, batch_size=3, tune_epochs=3)
+    behind = fp.with_adaptation(fedavg, adapt)
+    tables = [fp.run(each, None, federation, 2)[1].evaluations[-1][1] for each in (behind, expected)]
+    np.testing.assert_array_equal(tables[0].personal["loss"], tables[1].personal["loss"])
+    state = fp.start(fedavg, federation)
+    before = [fp.evaluate_clients(each, state, federation) for each in (fp.without_adaptation(behind), fedavg)]
+    np.testing.assert_array_equal(before[0].personal["loss"], before[1].personal["loss"])
+    assert fp.without_adaptation(fedavg) is fedavg

@@ -48,7 +48,7 @@ def test_what_was_forgotten_has_columns_where_it_was_looked_for():
     tuned = ROWS[0] | {"method": "fedavg_ft", "local_gain": (0.25, 0.01), "retention": (-0.125, 0.02)}
     held = ROWS[0] | {"method": "fedavg_l2sp", "local_gain": (0.2, 0.01), "retention": (-0.031, 0.02)}
     lines = to_markdown([ROWS[0], tuned, held]).splitlines()
-    cells = [[cell.strip() for cell in line.split("|")][8:-1] for line in lines[:5]]
+    cells = [[cell.strip() for cell in line.split("|")][9:-1] for line in lines[:5]]
     assert cells[0] == ["local gain, points", "retention, points", "seeds"]
     assert cells[2:] == [
         ["–", "–", "3"],

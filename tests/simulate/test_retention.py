@@ -116,6 +116,21 @@ def test_a_method_without_a_global_model_is_compared_with_its_models_before_they
     assert (tuned.retained["loss"] != 0).all()
 
 
+def test_a_cluster_is_chosen_before_there_is_anything_to_forget(federation, task):
+    """IFCA's clients choose by their training examples: what fine-tuning is compared with is that choice."""
+    ifca = fp.method("ifca").make(task, clusters=2)
+    state = fp.start(ifca, federation, 0)
+    model = {"kernel": np.zeros((2, FEATURES, CLASSES)), "bias": np.array([[9.0, 0, 0, 0], [0, 0, 0.1, 0]])}
+    state = state._replace(shared={name: jnp.asarray(x, jnp.float32) for name, x in model.items()})
+    for plain in (ifca, fp.compose(task, aggregator=fp.aggregators.hypotheses(2))):
+        found = fp.retention(fp.with_adaptation(plain, fp.train(0.1, epochs=0)), state, federation)
+        assert not found.retained["loss"].any() and np.nansum(np.abs(found.gain["loss"])) == 0
+        everybody = np.mean(federation.test.data["y"] == 2)  # nobody takes the first cluster, which is sure of itself
+        np.testing.assert_allclose(found.pooled["accuracy"], everybody, atol=1e-6)
+    moved = fp.retention(fp.with_adaptation(ifca, fp.train(0.5, epochs=3)), state, federation)
+    assert (moved.retained["loss"] != 0).all()
+
+
 def test_examples_and_rows_on_the_host_give_the_same_numbers(federation, opinionated):
     algorithm, state = opinionated
     expected = fp.retention(algorithm, state, federation)
