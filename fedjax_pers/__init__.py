@@ -18,6 +18,7 @@ from fedjax_pers import (
     simulate,
     tasks,
 )
+from fedjax_pers.adaptation import with_adaptation, without_adaptation
 from fedjax_pers.aggregators import Aggregator, aggregate, mean
 from fedjax_pers.algorithms import Method, method, methods, register
 from fedjax_pers.base import Cohort, Context, Metrics, Parts, Report, State, Task, cohort_of
@@ -25,6 +26,7 @@ from fedjax_pers.compose import Algorithm, compose, with_executor
 from fedjax_pers.data import Federation
 from fedjax_pers.evaluation import evaluate, summarize
 from fedjax_pers.executors import Executor, chunked, looped, sharded, use_cores, vectorised
+from fedjax_pers.fisher import with_fisher
 from fedjax_pers.layouts import Layout, by_role, describe, interpolate, twin
 from fedjax_pers.local import copy_shared, full_step, phases, reestimate, train
 from fedjax_pers.parsing import parse
@@ -32,9 +34,11 @@ from fedjax_pers.paths import Selector, everything, flatten, nothing, select, wh
 from fedjax_pers.presets import bias, depth, embedding, head, lora, norm, norm_statistics
 from fedjax_pers.simulate import History, Table, evaluate_clients, run, start
 from fedjax_pers.simulate.restarts import best_start
+from fedjax_pers.simulate.retention import Retention, retention
 from fedjax_pers.simulate.sampling import dropouts, everyone, poisson, uniform, weighted
 from fedjax_pers.simulate.sweep import Sweep, sweep, sweep_runs
 from fedjax_pers.traffic import Traffic, traffic
+from fedjax_pers.tuning import fine_tune
 
 __version__ = "0.1.0"
 
@@ -51,6 +55,7 @@ __all__ = [
     "Metrics",
     "Parts",
     "Report",
+    "Retention",
     "Selector",
     "State",
     "Sweep",
@@ -78,6 +83,7 @@ __all__ = [
     "everyone",
     "everything",
     "executors",
+    "fine_tune",
     "flatten",
     "full_step",
     "head",
@@ -98,6 +104,7 @@ __all__ = [
     "poisson",
     "reestimate",
     "register",
+    "retention",
     "run",
     "select",
     "sharded",
@@ -115,5 +122,8 @@ __all__ = [
     "vectorised",
     "weighted",
     "where",
+    "with_adaptation",
     "with_executor",
+    "with_fisher",
+    "without_adaptation",
 ]

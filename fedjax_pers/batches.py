@@ -146,6 +146,7 @@ def loop(
     steps: int | Array | None = None,
     order: str = "batches",
     drop_last: bool = False,
+    done: int | Array = 0,
 ) -> tuple[Any, Array]:
     """``carry = body(carry, batch, key, step)`` over a client's batches; returns the carry and the steps taken.
 
@@ -155,6 +156,7 @@ def loop(
       steps: number of batches, whatever the client's size (an empty client takes none).
       order: name of the stream that orders the examples; phases of equal order see equal batches.
       drop_last: leave out the last, short batch of an epoch. A client smaller than a batch then takes no step.
+      done: epochs before these: the loop goes on with their orders and keys, as one longer loop does.
     """
     require(
         (epochs is None) != (steps is None), f"epochs, steps: found {epochs} and {steps}; a loop has one or the other"
@@ -171,7 +173,8 @@ def loop(
         step, carry = step_and_carry
         return step + 1, body(carry, batches.batch(step), jax.random.fold_in(noise, step), step)
 
-    _, carry = jax.lax.while_loop(lambda s: s[0] < total, one, (jnp.int32(0), carry))
+    first = (per_epoch * done).astype(jnp.int32)
+    _, carry = jax.lax.while_loop(lambda s: s[0] < first + total, one, (first, carry))
     return carry, total
 
 

@@ -61,6 +61,7 @@ class Algorithm(NamedTuple):
       at_least: for how many clients a round must have places.
       executor: the one that its parts named; ``None`` for the default.
       sees: what the server must know of a single client, in words; ``""`` where sums over clients are enough.
+      unadapted: ``personalize`` without the fine-tuning with which it ends; ``None`` where it ends without any.
       recipe: set by the registry.
     """
 
@@ -76,6 +77,7 @@ class Algorithm(NamedTuple):
     at_least: int = 0
     executor: Executor | None = None
     sees: str = ""
+    unadapted: Callable[[State, Cohort, Array], Any] | None = None
     recipe: Recipe | None = None
 
 
@@ -182,7 +184,7 @@ def compose(
         )
         return new, _metrics(cohort, out, state.shared, after.shared)
 
-    def personalize(state: State, cohort: Cohort, key: Array | int) -> Any:
+    def personalize(adapt: ClientUpdate | None, state: State, cohort: Cohort, key: Array | int) -> Any:
         chosen = executor or default_executor((state.shared, state.fresh, state.frozen))
         count = cohort.ids.shape[0]
         items = items_of(state, cohort, as_key(key), "personalize", padding(chosen, count))
@@ -194,7 +196,7 @@ def compose(
             if newcomer is not None:
                 parts = _if_unseen(newcomer, bound, parts, context)
             variables = bound.view("model").read(parts)
-            return (), variables if adapt is None else _fine_tuned(adapt, alone, variables, context)
+            return (), variables if adapt is None else fine_tuned(adapt, alone, variables, context)
 
         _, models = map_reduce(chosen, one, (state._replace(rows={}), cohort), items, items.size)
         return jax.tree.map(lambda x: x[:count], models)
@@ -216,7 +218,7 @@ def compose(
     return Algorithm(
         init,
         step,
-        personalize,
+        functools.partial(personalize, adapt),
         task,
         whole,
         exchange,
@@ -226,6 +228,7 @@ def compose(
         at_least,
         executor,
         seen_of_one(aggregator),
+        None if adapt is None else functools.partial(personalize, None),
     )
 
 
@@ -255,6 +258,7 @@ def with_executor(algorithm: Algorithm, executor: Executor) -> Algorithm:
     return algorithm._replace(
         step=under(algorithm.step),
         personalize=under(algorithm.personalize),
+        unadapted=algorithm.unadapted and under(algorithm.unadapted),
         executor=algorithm.executor or executor,
         recipe=recipe,
     )
@@ -375,7 +379,8 @@ def _if_unseen(newcomer: ClientUpdate, layout: Layout, parts: Parts, context: Co
     return where(context.unseen, adapted, parts)
 
 
-def _fine_tuned(adapt: ClientUpdate, alone: Layout, variables: Any, context: Context) -> Any:
+def fine_tuned(adapt: ClientUpdate, alone: Layout, variables: Any, context: Context) -> Any:
+    """The variables after fine-tuning, in a layout in which all leaves are the client's own."""
     # Fine-tuning acts on the model that predicts, whoever owned its leaves: frozen ones (FedBABU's head) train too.
     parts = alone.init(variables)
     parts, _ = adapt(alone, parts, context._replace(received=parts))

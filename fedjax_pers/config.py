@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_LEAST = {"rounds": 1, "seed": 0, "evaluate_every": 0, "warm_start": 0, "checkpoint_every": 1}
+_LEAST = {"rounds": 1, "seed": 0, "evaluate_every": 0, "warm_start": 0, "checkpoint_every": 1, "retention": 0}
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Config:
       evaluate_every: rounds between evaluations; 0 evaluates at the end only.
       split: the examples that clients are judged on: test, validation or train.
       unseen: share of the clients that never take part in training, and are judged as newcomers.
+      retention: examples of the split, drawn from those of all clients together, on which every client's model is
+        judged at the end, for what it has forgotten; 0 leaves that out.
       warm_start: rounds of FedAvg that come first; their traffic counts.
       lanes: clients that each device trains side by side; chosen by device and model size by default.
       devices: devices that share the clients, on a CPU its cores; by default all that the process has, on a CPU one
@@ -59,6 +61,7 @@ class Config:
     evaluate_every: int = 10
     split: str = "test"
     unseen: float = 0.0
+    retention: int = 0
     warm_start: int = 0
     lanes: int | None = None
     devices: int | None = None

@@ -95,7 +95,7 @@ def train(
     optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else optimizer
 
     def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
-        training = _chosen(layout, parts, roles, chosen)
+        training = chosen_leaves(layout, parts, roles, chosen)
         if not training:
             return parts, report_of(no_losses(), jnp.int32(0), layout, parts)
         rates = lr if isinstance(lr, Mapping) else {"shared": lr, "personal": lr}
@@ -123,7 +123,8 @@ def for_epochs(epochs: int, local: Mapping[str, Any]) -> dict[str, Any]:
     return {**local, "epochs": epochs, "steps": None}
 
 
-def _chosen(layout: Layout, parts: Parts, roles: str, chosen: Selector) -> Leaves:
+def chosen_leaves(layout: Layout, parts: Parts, roles: str, chosen: Selector) -> Leaves:
+    """The leaves of some roles that may train and that a selector names; ValueError where there are none of these."""
     candidates = trainable_leaves(layout, parts, roles)
     if chosen == everything or not candidates:
         return candidates
@@ -173,20 +174,32 @@ def descend(
 
     Over several epochs, what the leaves that stay make of an example is computed once.
     """
-    moving = moving_leaves(layout, parts, training)
     epochs = schedule.get("epochs")
     if epochs is not None and (isinstance(epochs, jax.core.Tracer) or epochs > 1):
+        moving = moving_leaves(layout, parts, training)
         context, objective = remembered(layout, parts, context, moving, objective, schedule["batch_size"])
+    step, start = descent(layout, parts, context.received, training, tx, objective)
+    (moving, _, losses), steps = loop(step, start, context, **schedule)
+    return replace(parts, moving), report_of(losses, steps, layout, parts)
+
+
+def descent(
+    layout: Layout,
+    parts: Parts,
+    received: Parts,
+    training: Leaves,
+    tx: optax.GradientTransformation,
+    objective: Objective,
+) -> tuple[Callable[[Any, Batch, Array, Array], Any], tuple[Leaves, Any, Losses]]:
+    """The body of a loop of optimiser steps, and its first carry: leaves that move, the optimiser's state, losses."""
 
     def step(carry: Any, batch: Batch, key: Array, number: Array) -> Any:
         moving, opt, losses = carry
         now = replace(parts, moving)
-        new, opt, loss = one_step(layout, now, context.received, training, tx, opt, objective, batch, key)
+        new, opt, loss = one_step(layout, now, received, training, tx, opt, objective, batch, key)
         return moving | new, opt, losses.plus(loss, batch)
 
-    start = (moving, tx.init(training), no_losses())
-    (moving, _, losses), steps = loop(step, start, context, **schedule)
-    return replace(parts, moving), report_of(losses, steps, layout, parts)
+    return step, (moving_leaves(layout, parts, training), tx.init(training), no_losses())
 
 
 def full_gradient(

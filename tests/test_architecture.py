@@ -41,6 +41,8 @@ LAYERS = {
         "features",
         "mixtures",
         "local",
+        "fisher",
+        "tuning",
         "aggregators",
         "executors",
         "stores",
@@ -48,7 +50,7 @@ LAYERS = {
         "models",
         "data",
     },
-    2: {"compose", "surveys", "wrappers", "evaluation", "privacy", "traffic"},
+    2: {"compose", "surveys", "adaptation", "wrappers", "evaluation", "privacy", "traffic"},
     3: {"algorithms"},
     4: {"simulate", "report", "cli", "testing", "__main__"},
 }

@@ -25,6 +25,10 @@ FORMULAS = {
         for name in (
             "fedavg",
             "fedavg_ft",
+            "fedavg_ft_early",
+            "fedavg_l2sp",
+            "fedavg_ewc",
+            "fedavg_kd",
             "fedprox",
             "fedavgm",
             "fedadagrad",

@@ -11,11 +11,10 @@ from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report, Task
 from fedjax_pers.batches import sweep
-from fedjax_pers.checks import require
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import OWN, Layout, LayoutMaker, Statistics, View, by_role
 from fedjax_pers.local import ClientUpdate, for_epochs, train
-from fedjax_pers.objectives import Objective, add
+from fedjax_pers.objectives import Objective, add, mean_of_examples, require_classes
 from fedjax_pers.paths import SelectorLike, as_selector, flatten
 from fedjax_pers.presets import head
 
@@ -57,10 +56,7 @@ def fedrod(
     Differences from the paper: personal heads are linear and start at zero; the variant that generates them from the
     class counts is not offered. An unseen client trains a personal head (0 epochs: the generic model).
     """
-    require(
-        task.apply is not None and task.criterion is not None and task.num_classes is not None,
-        "task: Fed-RoD combines outputs; it needs apply, criterion and num_classes",
-    )
+    require_classes(task, "Fed-RoD, which combines outputs,")
     schedule = for_epochs(newcomer_epochs, local)
     return compose(
         task,
@@ -105,7 +101,7 @@ def _generic(log_counts: Array) -> Objective:
     def objective(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
         view, task = layout.view("shared"), layout.task
         outputs, tracked = task.apply(view.read(parts), batch, key)
-        return _weighted(task.criterion(outputs + log_counts, batch), batch), view.tracked(parts, tracked)
+        return mean_of_examples(task.criterion(outputs + log_counts, batch), batch), view.tracked(parts, tracked)
 
     return objective
 
@@ -114,12 +110,7 @@ def _personal(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: 
     """The client's own loss of the summed heads; body and generic head are constants of it."""
     fixed = parts._replace(shared=jax.lax.stop_gradient(parts.shared))
     outputs, _ = layout.task.apply(layout.view("model").read(fixed), batch, key)
-    return _weighted(layout.task.criterion(outputs, batch), batch), {}
-
-
-def _weighted(losses: Array, batch: Batch) -> Array:
-    total = jnp.where(batch["weight"] > 0, losses * batch["weight"], 0).sum()
-    return total / jnp.maximum(batch["weight"].sum(), 1)
+    return mean_of_examples(layout.task.criterion(outputs, batch), batch), {}
 
 
 def _with_counts(make: Any, *, batch_size: int = 10, **_: Any) -> ClientUpdate:

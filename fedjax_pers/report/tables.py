@@ -35,6 +35,13 @@ COLUMNS = (
 )
 
 
+WHERE_FOUND = (
+    Column("local_gain", "local gain, points", "local\ngain", 100, 1, max),
+    Column("retention", "retention, points", "reten-\ntion", 100, 1, max),
+)
+"""Columns that a table has where any of its rows has a number for them."""
+
+
 def comparison_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = None, note: str | None = None) -> Table:
     """A table of methods for the terminal; the best of each column of accuracy is bold, ties included.
 
@@ -47,7 +54,8 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = N
       rows: one mapping a method: ``method``, ``seeds`` and, as pairs ``(mean, standard deviation over seeds)``,
         ``weighted_mean`` (by test examples), ``unweighted_mean``, ``bottom_decile_mean`` (the ceil(N/10) worst
         clients), ``worst``, ``hurt`` (share of clients below the model without personalisation), ``megabytes_up`` and
-        ``megabytes_down`` (of one client in the whole run). Shares are in 0 .. 1. Absent, ``None`` and NaN are a dash.
+        ``megabytes_down`` (of one client in the whole run), and, in a table that has any, ``local_gain`` and
+        ``retention``. Shares are in 0 .. 1. Absent, ``None`` and NaN are a dash.
       title: shown above.
       note: added to the caption, for instance what ``hurt`` compares with.
 
@@ -56,11 +64,12 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = N
     """
     table = Table(title=title, caption=_caption(rows, note), box=SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("\nmethod", no_wrap=True)
-    for column in COLUMNS:
+    columns = _columns(rows)
+    for column in columns:
         table.add_column(column.narrow, justify="right", no_wrap=True)
     for name, cells, best, _ in _cells(rows):
         # Traffic hardly differs between seeds; its deviation is in the page and in the files.
-        cells = [cell if column.best else cell.split(" ")[0] for cell, column in zip(cells, COLUMNS, strict=True)]
+        cells = [cell if column.best else cell.split(" ")[0] for cell, column in zip(cells, columns, strict=True)]
         shown = [f"[bold]{cell}[/bold]" if bold else cell for cell, bold in zip(cells, best, strict=True)]
         table.add_row(name.replace("[", r"\["), *shown)
     return table
@@ -77,8 +86,9 @@ def to_markdown(rows: Sequence[Mapping[str, Any]], *, note: str | None = None) -
       rows: as for :func:`comparison_table`.
       note: added to the caption.
     """
-    headings = ["method", *(column.heading for column in COLUMNS), "seeds"]
-    lines = [headings, ["---", *["---:"] * (len(COLUMNS) + 1)]]
+    columns = _columns(rows)
+    headings = ["method", *(column.heading for column in columns), "seeds"]
+    lines = [headings, ["---", *["---:"] * (len(columns) + 1)]]
     for name, cells, best, seeds in _cells(rows):
         shown = [f"**{cell}**" if bold else cell for cell, bold in zip(cells, best, strict=True)]
         lines.append([name.replace("|", r"\|"), *shown, str(seeds)])
@@ -94,9 +104,10 @@ def _caption(rows: Sequence[Mapping[str, Any]], note: str | None) -> str:
 
 
 def _cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], list[bool], int]]:
-    pairs = [[_pair(row, column.field) for column in COLUMNS] for row in rows]
-    texts = [[_text(pair, column) for pair, column in zip(line, COLUMNS, strict=True)] for line in pairs]
-    best = [_best(column, [line[index] for line in pairs]) for index, column in enumerate(COLUMNS)]
+    columns = _columns(rows)
+    pairs = [[_pair(row, column.field) for column in columns] for row in rows]
+    texts = [[_text(pair, column) for pair, column in zip(line, columns, strict=True)] for line in pairs]
+    best = [_best(column, [line[index] for line in pairs]) for index, column in enumerate(columns)]
     return [
         (
             _method(row),
@@ -106,6 +117,11 @@ def _cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], list
         )
         for row, line in zip(rows, texts, strict=True)
     ]
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    found = (column for column in WHERE_FOUND if any(math.isfinite(_pair(row, column.field)[0]) for row in rows))
+    return (*COLUMNS, *found)
 
 
 def _best(column: Column, pairs: Sequence[Pair]) -> str | None:
@@ -120,7 +136,7 @@ def _text(pair: Pair, column: Column) -> tuple[str, str]:
 
 
 def _method(row: Mapping[str, Any]) -> str:
-    known = {"method", "seeds", *(column.field for column in COLUMNS)}
+    known = {"method", "seeds", *(column.field for column in (*COLUMNS, *WHERE_FOUND))}
     if not isinstance(row.get("method"), str):
         raise ValueError(f"row: 'method' is {row.get('method')!r}; expected its name")
     if unknown := sorted(set(row) - known):

@@ -143,10 +143,12 @@ def _numbers(run: Result, baseline: Result) -> dict[str, float]:
     own, counts = _column(run, "accuracy"), _column(run, "test_examples")
     reference = _column(baseline, "global_accuracy") if "global_accuracy" in baseline.clients else None
     numbers = {"hurt": float("nan")} | summarize(own, counts, reference)
-    traffic = run.summary["traffic"]
-    return {name: numbers[name] for name in SHOWN} | {
+    traffic, kept = run.summary["traffic"], run.summary.get("retention")
+    found = {name: numbers[name] for name in SHOWN} | {
         f"megabytes_{way}": traffic[f"megabytes_{way}_per_client"] for way in ("up", "down")
     }
+    changes = {"local_gain": "local_gain", "retention": "accuracy"} if kept else {}
+    return found | {name: kept[place]["unweighted_mean"] for name, place in changes.items()}
 
 
 def _column(run: Result, name: str) -> np.ndarray:

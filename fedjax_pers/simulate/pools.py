@@ -87,15 +87,19 @@ def _draw(sampler: Sampler, num_clients: int) -> Callable[[Array, Array], Array]
     return jax.jit(lambda key, round: sampler(key, round, num_clients))
 
 
-def evaluation_pools(
-    federation: Federation, split: str, data_on: str, devices: int
-) -> Callable[[np.ndarray], tuple[Pool, Pool]]:
-    """``pools(clients)`` are those to train on and to judge on, which serve these clients."""
-    names = ("train", split)
+def pools_for(federation: Federation, split: str, data_on: str, devices: int) -> Callable[[np.ndarray], Pool]:
+    """``pool(clients)`` holds, on each of the devices, a split's rows of these clients at least."""
     if place_of_examples(federation, data_on) == "device":
-        whole = tuple(everywhere(pool_of(federation, name), devices) for name in names)
+        whole = everywhere(pool_of(federation, split), devices)
         return lambda clients: whole
-    return lambda clients: tuple(everywhere(pool_of_clients(federation, name, clients), devices) for name in names)
+    return lambda clients: everywhere(pool_of_clients(federation, split, clients), devices)
+
+
+def pool_for_all(federation: Federation, split: str, rows: np.ndarray) -> Pool:
+    """Some rows of a split, each of them every client's."""
+    data = {name: jnp.asarray(x[rows]) for name, x in federation.split(split).data.items()}
+    start = np.zeros(federation.num_clients, np.int64)
+    return _pool(federation, data, start, start + len(rows), len(rows))
 
 
 def _pool(federation: Federation, data: dict[str, Array], start: np.ndarray, sizes: np.ndarray, largest: int) -> Pool:

@@ -12,6 +12,7 @@ from fedjax_pers.base import Metrics, State
 from fedjax_pers.config import Config
 from fedjax_pers.data import Federation
 from fedjax_pers.evaluation.statistics import summarize
+from fedjax_pers.simulate.retention import Retention
 from fedjax_pers.simulate.run import Block, Table
 from fedjax_pers.traffic import Traffic
 
@@ -138,14 +139,23 @@ class Newcomers(NamedTuple):
     after: Table
 
 
-def client_columns(federation: Federation, trained: Table, unseen: Newcomers | None) -> dict[str, list[Any]]:
-    """The columns of ``clients.csv``: clients in training, then those never there, with ``unadapted_...`` numbers."""
-    parts: list[tuple[Any, Table, int, dict[str, np.ndarray]]] = [(federation, trained, 0, {})]
+def client_columns(
+    federation: Federation, trained: Table, unseen: Newcomers | None, kept: Retention | None = None
+) -> dict[str, list[Any]]:
+    """The columns of ``clients.csv``: clients in training, then those never there, with ``unadapted_...`` numbers.
+
+    ``pooled_...``, ``retention_...`` and ``gain_...`` are those of :class:`~fedjax_pers.simulate.retention.Retention`.
+    """
+    adapted = {} if kept is None else _retention_columns(kept)
+    parts: list[tuple[Any, Table, int, dict[str, np.ndarray]]] = [(federation, trained, 0, adapted)]
     if unseen is not None:
-        parts[0] = (federation, trained, 0, {name: np.full_like(x, np.nan) for name, x in trained.personal.items()})
-        parts.append((federation.unseen, unseen.after, 1, unseen.before.personal))
+        nobody = {f"unadapted_{name}": np.full_like(x, np.nan) for name, x in trained.personal.items()}
+        parts[0] = (federation, trained, 0, nobody | adapted)
+        before = {f"unadapted_{name}": values for name, values in unseen.before.personal.items()}
+        strangers = {name: np.full(federation.unseen.num_clients, np.nan) for name in adapted}
+        parts.append((federation.unseen, unseen.after, 1, before | strangers))
     columns: dict[str, list[Any]] = {}
-    for part, table, never, unadapted in parts:
+    for part, table, never, further in parts:
         columns_of_part = {
             "client": table.client_ids,
             "unseen": [never] * part.num_clients,
@@ -154,15 +164,25 @@ def client_columns(federation: Federation, trained: Table, unseen: Newcomers | N
             "rounds_taken_part": table.rounds_taken_part,
             **table.personal,
             **{f"global_{name}": values for name, values in table.common.items()},
-            **{f"unadapted_{name}": values for name, values in unadapted.items()},
+            **further,
         }
         for name, values in columns_of_part.items():
             columns.setdefault(name, []).extend(values)
     return columns
 
 
+def _retention_columns(kept: Retention) -> dict[str, np.ndarray]:
+    tables = {"pooled": kept.pooled, "retention": kept.retained, "gain": kept.gain}
+    return {f"{what}_{name}": values for what, table in tables.items() for name, values in table.items()}
+
+
 def summary(
-    config: Config, rows: list[Row], costs: Traffic, trained: Table, unseen: Newcomers | None
+    config: Config,
+    rows: list[Row],
+    costs: Traffic,
+    trained: Table,
+    unseen: Newcomers | None,
+    kept: Retention | None = None,
 ) -> dict[str, Any]:
     """The numbers of ``summary.json``. ``hurt`` is against this run's own global model, where it has one."""
     clients, last = len(trained.client_ids), rows[-1]
@@ -175,6 +195,7 @@ def summary(
         "clients_that_took_part": int((trained.rounds_taken_part > 0).sum()),
         **_scores(trained),
         "unseen": None if unseen is None else _newcomers(unseen),
+        "retention": None if kept is None else _retention(kept, trained.examples),
         "rejected_uploads": sum(len(row["rejected"]) for row in rows),
         "rejected_clients": rejected,
         "skipped_rounds": [row["round"] for row in rows if row["skipped"]],
@@ -193,6 +214,16 @@ def summary(
 def _newcomers(unseen: Newcomers) -> dict[str, Any]:
     before = summarize(unseen.before.personal["accuracy"], unseen.before.examples)
     return {"clients": len(unseen.after.client_ids), "unadapted_accuracy": before, **_scores(unseen.after)}
+
+
+def _retention(kept: Retention, examples: np.ndarray) -> dict[str, Any]:
+    """Every client counts once, whatever its number of examples."""
+    changes = {"accuracy": (kept.retained, np.ones_like(examples)), "local_gain": (kept.gain, examples)}
+    statistics = ("unweighted_mean", "population_std", "worst", "median", "best", "clients")
+    return {"against": kept.against, "pooled_examples": kept.examples} | {
+        what: {name: summarize(table["accuracy"], counts)[name] for name in statistics}
+        for what, (table, counts) in changes.items()
+    }
 
 
 def _scores(table: Table) -> dict[str, Any]:

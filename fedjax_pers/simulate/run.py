@@ -18,10 +18,10 @@ from fedjax_pers.simulate.compilations import compilations
 from fedjax_pers.simulate.matching import check_federation
 from fedjax_pers.simulate.placement import devices_for, on_host, placed
 from fedjax_pers.simulate.pools import (
-    evaluation_pools,
     most_visitors,
     place_of_examples,
     pool_of_clients,
+    pools_for,
     training_pools,
     visitors_of,
 )
@@ -249,23 +249,39 @@ def evaluate_clients(
       group: models held at once; by default 32, or as many as have 256 MiB.
       data_on: as in :func:`run`.
     """
+    judged = pools_for(federation, split, data_on, devices_for(algorithm))
+    return judge(algorithm, state, federation, judged, key, adapt=adapt, group=group, data_on=data_on)
+
+
+def judge(
+    algorithm: Algorithm,
+    state: State,
+    federation: Federation,
+    judged: Callable[[np.ndarray], Pool],
+    key: Array | int = 0,
+    *,
+    adapt: bool = True,
+    group: int = 32,
+    data_on: str = "auto",
+) -> Table:
+    """:func:`evaluate_clients` on any rows: ``judged(clients)`` is a pool that says which are those of each client."""
     static, floats = split_floats(algorithm)
     count = federation.num_clients
     group = min(_models_at_once(state) if group is None else group, count)
     index = np.minimum(np.arange(-(-count // group) * group), count - 1).reshape(-1, group)
     program = evaluation_program(static, group)
     devices, tables = devices_for(algorithm), []
-    state, pools = placed(state, devices), evaluation_pools(federation, split, data_on, devices)
+    state, training = placed(state, devices), pools_for(federation, "train", data_on, devices)
     resident = not on_host(state) and place_of_examples(federation, data_on) == "device"
     for some in [index] if resident else index[:, None]:
         clients, there = np.unique(some), state
-        train, judged = pools(clients)
+        train = training(clients)
         if not adapt:  # without an example there is no step to take
             train = train._replace(size=jnp.zeros_like(train.size))
         if on_host(state):
             known = clients if federation.first_id == 0 else clients[:0]
             train, there = train._replace(slots=slots_of(known, count)), lent(state, known, group, devices)
-        tables.append(jax.tree.map(np.asarray, program(floats, there, train, judged, as_key(key), some)))
+        tables.append(jax.tree.map(np.asarray, program(floats, there, train, judged(clients), as_key(key), some)))
     own, common = jax.tree.map(lambda *parts: np.concatenate(parts).reshape(-1)[:count], *tables)
     examples = own.pop("examples")
     seen = np.asarray(state.seen) if federation.first_id == 0 else np.zeros(count, np.int32)

@@ -28,6 +28,7 @@ from fedjax_pers.simulate.interrupts import between_blocks
 from fedjax_pers.simulate.matching import check_federation
 from fedjax_pers.simulate.placement import devices_for
 from fedjax_pers.simulate.pools import pool_of_clients
+from fedjax_pers.simulate.retention import retention
 from fedjax_pers.simulate.rows import first_state_on_host, place_of_rows, shapes_on_host
 from fedjax_pers.simulate.run import Block, chosen_sampler, evaluate_clients, run, start
 from fedjax_pers.simulate.settings import method_settings
@@ -330,8 +331,11 @@ def _finish(study: Study, folder: Path, state: State) -> None:
             for adapt in (False, True)
         )
         unseen = records.Newcomers(before, after)
+    kept = None
+    if config.retention:
+        kept = retention(study.algorithm, state, federation, config.split, config.seed, most=config.retention)
     rows = results.read_rows(folder)
-    results.write_clients(folder, records.client_columns(federation, trained, unseen))
+    results.write_clients(folder, records.client_columns(federation, trained, unseen, kept))
     curve = records.curve(rows, federation.num_clients)
     learning_curves({config.method: [curve]}, folder / "learning_curve.png", score="mean accuracy of a client")
-    results.write_summary(folder, records.summary(config, rows, costs_of(study), trained, unseen))
+    results.write_summary(folder, records.summary(config, rows, costs_of(study), trained, unseen, kept))

@@ -12,6 +12,7 @@ from tests import toys
 ROUNDS = ((0, 2), (1, 2), (0, 1, 2))
 LOCAL = {"batch_size": 3, "epochs": 2}
 TASK = toys.classifier()
+TUNED = ("fedavg_ft", "fedavg_ft_early", "fedavg_l2sp", "fedavg_ewc", "fedavg_kd")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ BIT = {
     "fedprox": {"mu": 0.0},
     "perfedavg": {"alpha": 0.0},
     "perfedavg_hf": {"alpha": 0.0},
-    "fedavg_ft": {"tune_epochs": 0},
+    **{name: {"tune_epochs": 0} for name in TUNED},
     "ditto": {"lam": 0.7},
     "apfl": {"alpha": 0.3, "alpha_lr": 0.1},
     "term": {"t": 0.0},
@@ -73,8 +74,9 @@ def test_the_first_round_of_scaffold_is_that_of_fedavg(fedavg, clients):
     assert not np.array_equal(states[2].shared["params/head/bias"], fedavg[2].shared["params/head/bias"])
 
 
-def test_no_fine_tuning_predicts_with_the_global_model(fedavg, clients):
-    algorithm = fp.method("fedavg_ft").make(TASK, tune_epochs=0, **LOCAL)
+@pytest.mark.parametrize("name", TUNED)
+def test_no_fine_tuning_predicts_with_the_global_model(fedavg, clients, name):
+    algorithm = fp.method(name).make(TASK, tune_epochs=0, **LOCAL)
     own = jax.jit(algorithm.personalize)(fedavg[-1], clients, jax.random.key(0))
     for client in range(3):
         toys.same_bits(jax.tree.map(lambda x: x[client], own), algorithm.common(fedavg[-1]))  # noqa: B023

@@ -44,6 +44,21 @@ def test_markdown_by_hand():
     assert cells[1:7] == ["local/only [x]", "**98.6 ± 0.1**", "**98.0**", "**74.0 ± 0.0**", "–", "12.5 ± 5.0"]
 
 
+def test_what_was_forgotten_has_columns_where_it_was_looked_for():
+    tuned = ROWS[0] | {"method": "fedavg_ft", "local_gain": (0.25, 0.01), "retention": (-0.125, 0.02)}
+    held = ROWS[0] | {"method": "fedavg_l2sp", "local_gain": (0.2, 0.01), "retention": (-0.031, 0.02)}
+    lines = to_markdown([ROWS[0], tuned, held]).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")][9:-1] for line in lines[:5]]
+    assert cells[0] == ["local gain, points", "retention, points", "seeds"]
+    assert cells[2:] == [
+        ["–", "–", "3"],
+        ["**25.0 ± 1.0**", "-12.5 ± 2.0", "3"],
+        ["20.0 ± 1.0", "**-3.1 ± 2.0**", "3"],
+    ]
+    assert comparison_table([ROWS[0], tuned]).columns[-1].header == "reten-\ntion"
+    assert len(comparison_table(ROWS).columns) == 8
+
+
 def test_the_terminal_shows_the_same_cells():
     console = Console(width=200, record=True, force_terminal=False)
     with console.capture() as captured:
