@@ -10,7 +10,7 @@ from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
-from fedjax_pers.layouts import by_role
+from fedjax_pers.layouts import Statistics
 from fedjax_pers.local import for_epochs, train
 from fedjax_pers.paths import SelectorLike, as_selector, everything, nothing
 from fedjax_pers.presets import bias, head
@@ -39,6 +39,7 @@ def fed_adapter(
     size: int = 4,
     newcomer_epochs: int = 5,
     weights: str = "examples",
+    statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Narrow networks behind the layers of a frozen backbone, ``h + relu(h D + c) U``, are trained and averaged.
@@ -52,6 +53,7 @@ def fed_adapter(
       size: width of the bottleneck.
       newcomer_epochs: passes over its data that an unseen client trains its personal leaves for before it predicts.
       weights: as in FedAvg.
+      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: of any model; a bottleneck stands before its layer's bias is added.
@@ -59,7 +61,7 @@ def fed_adapter(
     adapted = bottleneck(task, as_selector(on) & ~as_selector(also), size=size)
     return compose(
         adapted,
-        layout=on_backbone(also=also, personal=personal),
+        layout=on_backbone(statistics=statistics, also=also, personal=personal),
         client=train(lr, **local),
         aggregator=mean(weights=weights),
         newcomer=train(lr, roles="personal", **for_epochs(newcomer_epochs, local)),
@@ -82,6 +84,7 @@ def bitfit(
     personal: SelectorLike = nothing,
     newcomer_epochs: int = 5,
     weights: str = "examples",
+    statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Only biases (and a head) train and travel; the backbone's weights are frozen.
@@ -93,13 +96,14 @@ def bitfit(
       personal: which of all these stay with the client.
       newcomer_epochs: passes over its data that an unseen client trains its personal leaves for before it predicts.
       weights: as in FedAvg.
+      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: of any model.
     """
     return compose(
         task,
-        layout=by_role(personal=personal, frozen=~(bias() | as_selector(also))),
+        layout=on_backbone(statistics=statistics, also=bias() | as_selector(also), personal=personal),
         client=train(lr, **local),
         aggregator=mean(weights=weights),
         newcomer=train(lr, roles="personal", **for_epochs(newcomer_epochs, local)),

@@ -11,20 +11,28 @@ from fedjax_pers.aggregators.factors import checked_ranks
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
+from fedjax_pers.layouts import Statistics
 from fedjax_pers.local import train
 from fedjax_pers.paths import SelectorLike, as_selector, everything
 from fedjax_pers.presets import head
 
 
 def _on_server(
-    task: Task, on: SelectorLike, also: SelectorLike, rank: int, alpha: float, aggregator: Any, **train_settings: Any
+    task: Task,
+    on: SelectorLike,
+    also: SelectorLike,
+    statistics: Statistics,
+    rank: int,
+    alpha: float,
+    aggregator: Any,
+    **train_settings: Any,
 ) -> Algorithm:
     """Factors on weights that the server changes; ``aggregator(places, scale)``."""
     chosen = as_selector(on) & ~as_selector(also)
     places = slots(task, chosen, rank)
     return compose(
         lora(task, chosen, rank=rank, alpha=alpha),
-        layout=with_weights_on_server(places, also=also),
+        layout=with_weights_on_server(places, also=also, statistics=statistics),
         client=train(**train_settings),
         aggregator=aggregator(places, scale_of(rank, alpha)),
     )
@@ -49,6 +57,7 @@ def fedex_lora(
     rank: int = 4,
     alpha: float = 8.0,
     weights: str = "examples",
+    statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """FedIT, whose server puts what the product of the averages lacks into the weights: the mean of models is exact.
@@ -64,6 +73,7 @@ def fedex_lora(
       rank: of the factors.
       alpha: their strength.
       weights: as in FedAvg.
+      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: the residual is sent as part of the changed weight, not as factors of rank ``m rank``.
@@ -72,7 +82,7 @@ def fedex_lora(
     def aggregator(places: tuple[Slot, ...], scale: float) -> Aggregator:
         return residual(places, scale, weights=weights)
 
-    return _on_server(task, on, also, rank, alpha, aggregator, lr=lr, **local)
+    return _on_server(task, on, also, statistics, rank, alpha, aggregator, lr=lr, **local)
 
 
 @register(
@@ -94,6 +104,7 @@ def flora(
     ranks: tuple[int, ...] = (2, 4),
     alpha: float = 8.0,
     weights: str = "examples",
+    statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Factors of any ranks are stacked, so that their product is the mean of products, and merged into the weights.
@@ -109,6 +120,7 @@ def flora(
       ranks: client i has factors of rank ``ranks[i % len(ranks)]``.
       alpha: their strength.
       weights: as in FedAvg.
+      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: the merged weight is sent, not the stacked factors (fewer numbers as soon as the ranks
@@ -120,7 +132,7 @@ def flora(
     def aggregator(places: tuple[Slot, ...], scale: float) -> Aggregator:
         return of_ranks(stacking(places, scale, rank, weights=weights), places, ranks)
 
-    return _on_server(task, on, also, rank, alpha, aggregator, lr=lr, **local)
+    return _on_server(task, on, also, statistics, rank, alpha, aggregator, lr=lr, **local)
 
 
 @register(
@@ -141,6 +153,7 @@ def hetlora(
     ranks: tuple[int, ...] = (2, 4),
     alpha: float = 8.0,
     weights: str = "examples",
+    statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Clients of different ranks: factors are cut to a client's rank, padded with zeros, and averaged by their size.
@@ -155,6 +168,7 @@ def hetlora(
       ranks: client i has factors of rank ``ranks[i % len(ranks)]``.
       alpha: their strength.
       weights: of the leaves in ``also``.
+      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: clients do not prune their own rank; what is counted as traffic is the padded size.
@@ -163,7 +177,7 @@ def hetlora(
     places = slots(task, chosen, rank)
     return compose(
         lora(task, chosen, rank=rank, alpha=alpha),
-        layout=on_backbone(also=also),
+        layout=on_backbone(statistics=statistics, also=also),
         client=train(lr, **local),
         aggregator=of_ranks(sparsity_weighted(places, weights=weights), places, ranks),
     )
