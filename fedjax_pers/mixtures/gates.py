@@ -66,7 +66,7 @@ def constant_gate(experts: int) -> Gate:
         rows = jax.tree.leaves(batch)[0].shape[0]
         return jnp.broadcast_to(jnp.log(variables[GATE]["weights"]), (rows, experts))
 
-    return Gate(lambda key: {"weights": jnp.full(experts, 1 / experts, jnp.float32)}, log_weights)
+    return Gate(lambda key: {"weights": jnp.ones(experts) / experts}, log_weights)
 
 
 def linear_gate(reading: Reading, experts: int) -> Gate:
