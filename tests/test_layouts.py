@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 import fedjax_pers as fp
-from fedjax_pers.layouts import leaves_of, replace, trainable_leaves
+from fedjax_pers.layouts import leaves_of, replace, trainable_leaves, without
+from fedjax_pers.paths import as_selector
 from tests import toys
 from tests.tasks.conftest import normed
 
@@ -218,6 +219,26 @@ def test_a_model_without_leaves():
     empty = fp.Task(lambda key: {}, None, None)
     with pytest.raises(ValueError, match="task: init returns no leaves"):
         fp.by_role()(empty)
+
+
+def test_a_leaf_that_is_made_of_others_has_no_owner():
+    task = toys.plain_task(lambda v, batch: v["w"] * batch["a"] + v["twice"], w=3.0, twice=0.0)
+    layout = without(fp.by_role()(task), lambda leaves: {"twice": 2 * leaves["w"]})
+    parts = layout.init(task.init(jax.random.key(0)))
+    assert set(parts.shared) == layout.trainable == {"w"} and not parts.personal and not parts.frozen
+    model = layout.view("model")
+    assert {name: float(x) for name, x in model.read(parts).items()} == {"w": 3, "twice": 6}
+    assert model.tracked(parts, {"w": 5.0, "twice": 1.0}) == {"w": 5.0}
+    slope = jax.grad(lambda w: sum(jax.tree.leaves(model.read(replace(parts, {"w": w})))))(jnp.float32(3))
+    assert float(slope) == 3
+
+
+@pytest.mark.parametrize("make", [fp.by_role(), fp.by_role(personal="w"), fp.twin(), fp.interpolate(0.5)])
+def test_what_a_task_keeps_private_is_never_shared(make):
+    task = toys.two_leaves()._replace(private=as_selector("v"))
+    with pytest.raises(ValueError, match=r"personal: \['v'\] would be shared, which this task keeps private"):
+        make(task)
+    assert set(fp.by_role(personal="v")(task).init(task.init(jax.random.key(0))).shared) == {"w"}
 
 
 def test_names_that_a_layout_does_not_have():

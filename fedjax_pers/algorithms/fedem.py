@@ -72,7 +72,7 @@ def fedem(
     expectation = _e_step(task, gate)
     maximisation = train(lr, **local, roles="shared", objective=_m_step(task, gate))
     return compose(
-        mixture(task, gate, experts=components),
+        mixture(task, gate),
         layout=by_role(personal=PROPORTIONS, statistics=statistics),
         client=phases(expectation, maximisation),
         aggregator=mean(weights=weights),

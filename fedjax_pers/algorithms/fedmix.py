@@ -78,7 +78,7 @@ def fedmix(
         return mean_responsibilities(task, gate, layout.view("model").read(parts), context)
 
     return compose(
-        mixture(task, gate, experts=experts),
+        mixture(task, gate),
         layout=in_common(by_role(personal=GATE_LEAVES, statistics=statistics), task, body, experts),
         client=train(
             {"shared": lr, "personal": gate_lr}, **local, objective=add(task_loss(), balance_of(gate, balance))

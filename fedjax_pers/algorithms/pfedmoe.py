@@ -74,7 +74,8 @@ def pfedmoe(
     Differences from the paper: the gate is linear in the inputs, without normalisation; own models are of one form.
     """
     require_classes(task)
-    extractor = extractor or task
+    extractor = task if extractor is None else extractor
+    require(isinstance(extractor, Task), f"extractor: found {extractor!r}; allowed are None and a fedjax_pers.Task")
     heads, widths = zip(*(head_and_features(each, head) for each in (extractor, task)), strict=True)
     require(
         widths[COMMON] == widths[OWN],

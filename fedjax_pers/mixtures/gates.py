@@ -22,11 +22,13 @@ class Gate(NamedTuple):
     """How much each expert is believed.
 
     Attributes:
+      experts: how many there are.
       init: ``init(key) -> variables`` of the gate.
       log_weights: ``log_weights(variables, batch) -> [batch, experts]`` of the *mixture's* variables; the weights are
         not negative and add up to 1.
     """
 
+    experts: int
     init: Callable[[Array], Any]
     log_weights: Callable[[Any, Batch], Array]
 
@@ -66,7 +68,7 @@ def constant_gate(experts: int) -> Gate:
         rows = jax.tree.leaves(batch)[0].shape[0]
         return jnp.broadcast_to(jnp.log(variables[GATE]["weights"]), (rows, experts))
 
-    return Gate(lambda key: {"weights": jnp.full(experts, 1 / experts, jnp.float32)}, log_weights)
+    return Gate(experts, lambda key: {"weights": jnp.ones(experts) / experts}, log_weights)
 
 
 def linear_gate(reading: Reading, experts: int) -> Gate:
@@ -77,7 +79,10 @@ def linear_gate(reading: Reading, experts: int) -> Gate:
         gate = variables[GATE]
         return jax.nn.log_softmax(reading.read(variables, batch) @ gate["kernel"] + gate["bias"], axis=1)
 
-    return Gate(lambda key: {"kernel": jnp.zeros((reading.width, experts)), "bias": jnp.zeros(experts)}, log_weights)
+    def init(key: Array) -> Any:
+        return {"kernel": jnp.zeros((reading.width, experts)), "bias": jnp.zeros(experts)}
+
+    return Gate(experts, init, log_weights)
 
 
 def logistic_gate(reading: Reading) -> Gate:
@@ -88,4 +93,4 @@ def logistic_gate(reading: Reading) -> Gate:
         score = reading.read(variables, batch) @ gate["kernel"] + gate["bias"]
         return jnp.stack([jax.nn.log_sigmoid(score), jax.nn.log_sigmoid(-score)], axis=1)
 
-    return Gate(lambda key: {"kernel": jnp.zeros(reading.width), "bias": jnp.zeros(())}, log_weights)
+    return Gate(2, lambda key: {"kernel": jnp.zeros(reading.width), "bias": jnp.zeros(())}, log_weights)

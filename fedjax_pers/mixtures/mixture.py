@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pers.base import Array, Batch, Leaves, Task
-from fedjax_pers.checks import one_of, positive_int, require
+from fedjax_pers.checks import one_of, require
 from fedjax_pers.judging import weighted_mean
 from fedjax_pers.keys import fold_name
 from fedjax_pers.mixtures.gates import EXPERTS, GATE, GATE_LEAVES, Gate
@@ -21,7 +21,7 @@ Answer = Callable[[list[Any], Array, Batch, Array | None], tuple[dict[str, Array
 """``answer(experts, log_weights [batch, experts], batch, key) -> (scores by name [batch], tracked leaves by path)``."""
 
 
-def mixture(task: Task, gate: Gate, *, experts: int = 2, level: Level = "probability") -> Task:
+def mixture(task: Task, gate: Gate, *, level: Level = "probability") -> Task:
     """A task whose model is several models of a task, mixed by a gate.
 
     ``p(y | x) = sum_k g_k(x) p_k(y | x)`` at the level of probabilities, in log space throughout; the mixture of
@@ -35,21 +35,20 @@ def mixture(task: Task, gate: Gate, *, experts: int = 2, level: Level = "probabi
       >>> import fedjax_pers as fp
       >>> from fedjax_pers.mixtures import inputs_of, linear_gate, mixture
       >>> task = fp.tasks.from_model(fp.data.load("vowel_speakers"), "linear")
-      >>> both = mixture(task, linear_gate(inputs_of(task), 2), experts=2)
+      >>> both = mixture(task, linear_gate(inputs_of(task), experts=2))
       >>> sorted(flatten(both.init(jax.random.key(0))))[:3]
       ['experts/0/params/head/bias', 'experts/0/params/head/kernel', 'experts/1/params/head/bias']
 
     Args:
       task: classification by cross-entropy with one label an example; or a task without ``apply``, whose ``loss`` is
         read as a negative log-likelihood and of which only that is mixed (densities).
-      gate: for so many experts.
-      experts: how many; the first starts where the task alone would, the others from further random starts.
+      gate: it says how many experts there are; the first starts where the task alone would, the others from further
+        random starts.
       level: what is mixed, ``"probability"`` or ``"logit"``.
 
     Raises:
       ValueError: the criterion is not cross-entropy of classes, or nothing is there to be mixed.
     """
-    positive_int("experts", experts)
     one_of("level", level, ("probability", "logit"))
     if task.apply is None:
         require(level == "probability", f"level: found {level!r}; the task has no apply, so there are no logits to mix")
@@ -57,7 +56,7 @@ def mixture(task: Task, gate: Gate, *, experts: int = 2, level: Level = "probabi
     else:
         require_classes(task)
         answer = _classes(task, _mixed_probabilities if level == "probability" else _mixed_logits)
-    return task_of([task] * experts, gate, answer)
+    return task_of([task] * gate.experts, gate, answer)
 
 
 def task_of(tasks: Sequence[Task], gate: Gate, answer: Answer, given: int = 0) -> Task:

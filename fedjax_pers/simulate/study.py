@@ -119,9 +119,8 @@ def validate(config: Config, like: Study | None = None) -> Study:
         require_sums(algorithm.sees)
     algorithm = _mapped(config, algorithm, federation.num_clients)
     chosen_sampler(algorithm, federation, config.cohort_size, dropout=config.dropout)
-    return Study(
-        config, federation, task, algorithm, _warm(config, task, federation.num_clients) if config.warm_start else None
-    )
+    warm = _warm(config, task, algorithm, federation.num_clients) if config.warm_start else None
+    return Study(config, federation, task, algorithm, warm)
 
 
 def run_study(what: Config | Study, folder: str | Path, progress: Progress = silent) -> Result:
@@ -207,8 +206,15 @@ def _task(config: Config, federation: Federation) -> Task:
         raise ValueError(f"model_options: found {dict(config.model_options)}; {config.model} says: {error}") from error
 
 
-def _warm(config: Config, task: Task, num_clients: int) -> Algorithm:
+def _warm(config: Config, task: Task, following: Algorithm, num_clients: int) -> Algorithm:
     """FedAvg with the method's own local training, as far as the two have settings of one name."""
+    models: list[Any] = [
+        jax.tree.structure(jax.eval_shape(each.init, jax.random.key(0))) for each in (task, following.task)
+    ]
+    require(
+        models[0] == models[1],
+        f"warm_start: found {config.warm_start}; the model of {config.method} is not the one that FedAvg trains",
+    )
     settings = {**method(config.method).settings, **method_settings(config.method, config.settings)}
     shared = {name: value for name, value in settings.items() if name in method("fedavg").settings}
     algorithm = method("fedavg").make(task, **shared)

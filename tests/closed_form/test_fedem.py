@@ -156,6 +156,28 @@ def test_likelihoods_that_underflow_are_no_trouble():
     assert float(state.shared["experts/0/mu"]) == pytest.approx(100 + 0.1 * (q_x - 100), rel=1e-6)
 
 
+def test_two_labellings_that_clients_have_in_proportions_of_their_own_are_found():
+    """No single model can be right; with one for each labelling a client is as right as its larger share allows."""
+    draw, shares = np.random.default_rng(0), (0.05, 0.95, 0.2, 0.8)
+    weights, data = draw.normal(size=(6, 3)), {}
+    for client, share in enumerate(shares):
+        tables = {}
+        for split in ("train", "test"):
+            x = draw.normal(size=(120, 6)).astype(np.float32)
+            y = (x @ weights).argmax(axis=1)
+            tables[split] = {"x": x, "y": np.where(draw.random(120) < share, (y + 1) % 3, y)}
+        data[client] = tables
+    federation = fp.data.from_clients(data, num_classes=3)
+    task = fp.tasks.from_model(federation, "linear")
+    algorithm = fp.method("fedem").make(task, components=2, lr=0.5)
+    state, history = fp.run(algorithm, None, federation, 40)
+    found = np.asarray(state.rows["gate/weights"])
+    order = found[0].argsort()[::-1]  # which component is the first labelling's
+    np.testing.assert_allclose(found[:, order[1]], shares, atol=0.1)
+    accuracy = history.evaluations[-1][1].personal["accuracy"]
+    assert (accuracy > np.maximum(shares, 1 - np.array(shares)) - 0.12).all()
+
+
 BAD = [
     ({"components": 0}, "components: found 0"),
     ({"newcomer_epochs": -1}, "newcomer_epochs: found -1"),

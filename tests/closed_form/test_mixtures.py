@@ -303,7 +303,7 @@ def shared_gate():
 
 
 BAD = [
-    (lambda: mixture(LINEAR, constant_gate(2), experts=0), "experts: found 0"),
+    (lambda: linear_gate(inputs_of(LINEAR), 0), "experts: found 0"),
     (lambda: constant_gate(0), "experts: found 0"),
     (lambda: fp.method("fedmix").make(LINEAR, experts=0), "experts: found 0"),
     (lambda: fp.method("fedmix").make(LINEAR, balance=-1.0), "balance: found -1"),

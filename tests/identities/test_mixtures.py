@@ -134,7 +134,7 @@ def test_a_gate_that_always_trusts_the_common_model_is_fedavg_up_to_rounding(fed
 def test_a_gate_that_is_certain_gives_the_expert_itself_to_the_bit(clients, gate, number):
     base = toys.classifier()
     make = {"constant": lambda: constant_gate(2), "linear": lambda: linear_gate(inputs_of(base), 2)}[gate]
-    both = mixture(base, make(), experts=2)
+    both = mixture(base, make())
     variables = both.init(jax.random.key(0))
     certain = jax.nn.one_hot(number, 2)
     gates = {

@@ -345,6 +345,10 @@ def _json(text):
         ({"method": "afl", "settings": {"domains": 2}}, "afl: domains: found 2; allowed is a list of whole numbers"),
         ({"split": "valid"}, "split: found 'valid'"),
         ({"split": "validation", "data_options": {"validation": 0}}, "split: found 'validation', which has no rows"),
+        (
+            {"method": "fedem", "warm_start": 2},
+            "warm_start: found 2; the model of fedem is not the one that FedAvg trains",
+        ),
         ({"method": "fedprox", "warm_start": 2, "settings": {"statistics": "locl"}}, "locl"),
     ],
 )
