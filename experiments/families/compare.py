@@ -69,6 +69,8 @@ def made(name: str, task: fp.Task, epochs: int) -> fp.Algorithm:
     known, settings = fp.method(name).settings, dict(FIXED.get(name, {}))
     if "statistics" in known and name not in GLOBAL:
         settings["statistics"] = "local"
+    if "backbone_statistics" in known:
+        settings["backbone_statistics"] = "local"
     if "epochs" in known:
         settings["epochs"] = epochs
     return fp.method(name).make(task, **settings)

@@ -39,7 +39,7 @@ def fed_adapter(
     size: int = 4,
     newcomer_epochs: int = 5,
     weights: str = "examples",
-    statistics: Statistics = "ignore",
+    backbone_statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Narrow networks behind the layers of a frozen backbone, ``h + relu(h D + c) U``, are trained and averaged.
@@ -53,7 +53,7 @@ def fed_adapter(
       size: width of the bottleneck.
       newcomer_epochs: passes over its data that an unseen client trains its personal leaves for before it predicts.
       weights: as in FedAvg.
-      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
+      backbone_statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: of any model; a bottleneck stands before its layer's bias is added.
@@ -61,7 +61,7 @@ def fed_adapter(
     adapted = bottleneck(task, as_selector(on) & ~as_selector(also), size=size)
     return compose(
         adapted,
-        layout=on_backbone(statistics=statistics, also=also, personal=personal),
+        layout=on_backbone(statistics=backbone_statistics, also=also, personal=personal),
         client=train(lr, **local),
         aggregator=mean(weights=weights),
         newcomer=train(lr, roles="personal", **for_epochs(newcomer_epochs, local)),
@@ -84,7 +84,7 @@ def bitfit(
     personal: SelectorLike = nothing,
     newcomer_epochs: int = 5,
     weights: str = "examples",
-    statistics: Statistics = "ignore",
+    backbone_statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Only biases (and a head) train and travel; the backbone's weights are frozen.
@@ -96,14 +96,14 @@ def bitfit(
       personal: which of all these stay with the client.
       newcomer_epochs: passes over its data that an unseen client trains its personal leaves for before it predicts.
       weights: as in FedAvg.
-      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
+      backbone_statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: of any model.
     """
     return compose(
         task,
-        layout=on_backbone(statistics=statistics, also=bias() | as_selector(also), personal=personal),
+        layout=on_backbone(statistics=backbone_statistics, also=bias() | as_selector(also), personal=personal),
         client=train(lr, **local),
         aggregator=mean(weights=weights),
         newcomer=train(lr, roles="personal", **for_epochs(newcomer_epochs, local)),

@@ -43,7 +43,7 @@ def fedit(
     alpha: float = 8.0,
     scaling: str = "standard",
     weights: str = "examples",
-    statistics: Statistics = "ignore",
+    backbone_statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Low-rank factors beside frozen weights, ``W + s A B``, are trained and averaged one by one.
@@ -60,7 +60,7 @@ def fedit(
       alpha: their strength, ``s = alpha / rank``.
       scaling: ``"standard"`` or ``"rank_stabilized"``.
       weights: as in FedAvg.
-      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
+      backbone_statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: of any model and loss, not of instruction tuning alone; no dropout between the factors.
@@ -68,7 +68,7 @@ def fedit(
     adapted = _adapted(task, on, also, rank, alpha, scaling)
     return compose(
         adapted,
-        layout=on_backbone(statistics=statistics, also=also),
+        layout=on_backbone(statistics=backbone_statistics, also=also),
         client=train(lr, **local),
         aggregator=mean(weights=weights),
     )
@@ -92,7 +92,7 @@ def ffa_lora(
     alpha: float = 8.0,
     scaling: str = "standard",
     weights: str = "examples",
-    statistics: Statistics = "ignore",
+    backbone_statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """The first factor is drawn once and frozen for all; only the second one is trained and averaged, which is exact.
@@ -108,13 +108,13 @@ def ffa_lora(
       alpha: their strength.
       scaling: ``"standard"`` or ``"rank_stabilized"``.
       weights: as in FedAvg.
-      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
+      backbone_statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: the head of a classifier trains with the factors, unless ``also`` says otherwise.
     """
     adapted = _adapted(task, on, also, rank, alpha, scaling)
-    layout = on_backbone(statistics=statistics, also=also, frozen=FACTOR_A)
+    layout = on_backbone(statistics=backbone_statistics, also=also, frozen=FACTOR_A)
     return compose(adapted, layout=layout, client=train(lr, **local), aggregator=mean(weights=weights))
 
 
@@ -139,7 +139,7 @@ def fedsa_lora(
     scaling: str = "standard",
     newcomer_epochs: int = 5,
     weights: str = "examples",
-    statistics: Statistics = "ignore",
+    backbone_statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Both factors train; the first ones, on the side of the inputs, are averaged, the second ones stay.
@@ -155,7 +155,7 @@ def fedsa_lora(
       scaling: ``"standard"`` or ``"rank_stabilized"``.
       newcomer_epochs: passes over its data that an unseen client trains its personal leaves for before it predicts.
       weights: as in FedAvg.
-      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
+      backbone_statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: none in the update. That first factors look alike over clients is partly their common
@@ -164,7 +164,7 @@ def fedsa_lora(
     adapted = _adapted(task, on, also, rank, alpha, scaling)
     return compose(
         adapted,
-        layout=on_backbone(statistics=statistics, also=also, personal=personal),
+        layout=on_backbone(statistics=backbone_statistics, also=also, personal=personal),
         client=train(lr, **local),
         aggregator=mean(weights=weights),
         newcomer=train(lr, roles="personal", **for_epochs(newcomer_epochs, local)),
@@ -190,7 +190,7 @@ def local_lora(
     alpha: float = 8.0,
     scaling: str = "standard",
     newcomer_epochs: int = 5,
-    statistics: Statistics = "ignore",
+    backbone_statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Every client has factors and a head of its own on one frozen backbone; nothing is sent.
@@ -204,7 +204,7 @@ def local_lora(
       alpha: their strength.
       scaling: ``"standard"`` or ``"rank_stabilized"``.
       newcomer_epochs: passes over its data that an unseen client trains for before it predicts.
-      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
+      backbone_statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: none; the baseline to which federated factors are compared.
@@ -212,7 +212,7 @@ def local_lora(
     adapted = _adapted(task, on, also, rank, alpha, scaling)
     return compose(
         adapted,
-        layout=on_backbone(statistics=statistics, also=also, personal=factors() | as_selector(also)),
+        layout=on_backbone(statistics=backbone_statistics, also=also, personal=factors() | as_selector(also)),
         client=train(lr, **local),
         newcomer=train(lr, **for_epochs(newcomer_epochs, local)),
     )

@@ -21,7 +21,7 @@ def _on_server(
     task: Task,
     on: SelectorLike,
     also: SelectorLike,
-    statistics: Statistics,
+    backbone_statistics: Statistics,
     rank: int,
     alpha: float,
     aggregator: Any,
@@ -32,7 +32,7 @@ def _on_server(
     places = slots(task, chosen, rank)
     return compose(
         lora(task, chosen, rank=rank, alpha=alpha),
-        layout=with_weights_on_server(places, also=also, statistics=statistics),
+        layout=with_weights_on_server(places, also=also, statistics=backbone_statistics),
         client=train(**train_settings),
         aggregator=aggregator(places, scale_of(rank, alpha)),
     )
@@ -57,7 +57,7 @@ def fedex_lora(
     rank: int = 4,
     alpha: float = 8.0,
     weights: str = "examples",
-    statistics: Statistics = "ignore",
+    backbone_statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """FedIT, whose server puts what the product of the averages lacks into the weights: the mean of models is exact.
@@ -73,7 +73,7 @@ def fedex_lora(
       rank: of the factors.
       alpha: their strength.
       weights: as in FedAvg.
-      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
+      backbone_statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: the residual is sent as part of the changed weight, not as factors of rank ``m rank``.
@@ -82,7 +82,7 @@ def fedex_lora(
     def aggregator(places: tuple[Slot, ...], scale: float) -> Aggregator:
         return residual(places, scale, weights=weights)
 
-    return _on_server(task, on, also, statistics, rank, alpha, aggregator, lr=lr, **local)
+    return _on_server(task, on, also, backbone_statistics, rank, alpha, aggregator, lr=lr, **local)
 
 
 @register(
@@ -104,7 +104,7 @@ def flora(
     ranks: tuple[int, ...] = (2, 4),
     alpha: float = 8.0,
     weights: str = "examples",
-    statistics: Statistics = "ignore",
+    backbone_statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Factors of any ranks are stacked, so that their product is the mean of products, and merged into the weights.
@@ -120,7 +120,7 @@ def flora(
       ranks: client i has factors of rank ``ranks[i % len(ranks)]``.
       alpha: their strength.
       weights: as in FedAvg.
-      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
+      backbone_statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: the merged weight is sent, not the stacked factors (fewer numbers as soon as the ranks
@@ -132,7 +132,7 @@ def flora(
     def aggregator(places: tuple[Slot, ...], scale: float) -> Aggregator:
         return of_ranks(stacking(places, scale, rank, weights=weights), places, ranks)
 
-    return _on_server(task, on, also, statistics, rank, alpha, aggregator, lr=lr, **local)
+    return _on_server(task, on, also, backbone_statistics, rank, alpha, aggregator, lr=lr, **local)
 
 
 @register(
@@ -153,7 +153,7 @@ def hetlora(
     ranks: tuple[int, ...] = (2, 4),
     alpha: float = 8.0,
     weights: str = "examples",
-    statistics: Statistics = "ignore",
+    backbone_statistics: Statistics = "ignore",
     **local: Any,
 ) -> Algorithm:
     """Clients of different ranks: factors are cut to a client's rank, padded with zeros, and averaged by their size.
@@ -168,7 +168,7 @@ def hetlora(
       ranks: client i has factors of rank ``ranks[i % len(ranks)]``.
       alpha: their strength.
       weights: of the leaves in ``also``.
-      statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
+      backbone_statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
     Differences from the paper: clients do not prune their own rank; what is counted as traffic is the padded size.
@@ -177,7 +177,7 @@ def hetlora(
     places = slots(task, chosen, rank)
     return compose(
         lora(task, chosen, rank=rank, alpha=alpha),
-        layout=on_backbone(statistics=statistics, also=also),
+        layout=on_backbone(statistics=backbone_statistics, also=also),
         client=train(lr, **local),
         aggregator=of_ranks(sparsity_weighted(places, weights=weights), places, ranks),
     )

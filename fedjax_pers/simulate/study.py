@@ -208,11 +208,13 @@ def _task(config: Config, federation: Federation) -> Task:
 
 def _warm(config: Config, task: Task, following: Algorithm, num_clients: int) -> Algorithm:
     """FedAvg with the method's own local training, as far as the two have settings of one name."""
-    models: list[Any] = [
-        jax.tree.structure(jax.eval_shape(each.init, jax.random.key(0))) for each in (task, following.task)
+    key, of_method = jax.random.key(0), following.task
+    made: list[Any] = [
+        jax.tree.structure(jax.eval_shape(make, key))
+        for make in (of_method.init, lambda key: of_method.adopt(task.init(key), key))
     ]
     require(
-        models[0] == models[1],
+        made[0] == made[1],
         f"warm_start: found {config.warm_start}; the model of {config.method} is not the one that FedAvg trains",
     )
     settings = {**method(config.method).settings, **method_settings(config.method, config.settings)}
@@ -246,7 +248,7 @@ def _run_rounds(study: Study, folder: Path, progress: Progress) -> State:
     state = _restored(study, folder, done) if done else None
     if study.warm is not None and done <= config.warm_start:
         state = _run_phase(study, study.warm, state, config.warm_start, folder, progress)
-        state = _warm_started(study, state)
+        state = warm_started(study, state)
     return _run_phase(study, study.algorithm, state, study.rounds, folder, progress)
 
 
@@ -315,7 +317,7 @@ def _restored(study: Study, folder: Path, done: int) -> State:
     return checkpoint.restore(folder / CHECKPOINTS, there, done)
 
 
-def _warm_started(study: Study, state: State) -> State:
+def warm_started(study: Study, state: State) -> State:
     """The method's first state, from FedAvg's model; rounds and participation are counted on."""
 
     def first() -> State:
