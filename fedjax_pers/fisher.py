@@ -29,7 +29,7 @@ def _by_prediction(task: Task, loss: Loss) -> Squares:
             value, slope = jax.value_and_grad(loss)(training, as_label)
             return jax.tree.map(lambda t, g: t + jnp.exp(-value) * jnp.square(g), total, slope), None
 
-        return jax.lax.scan(add_class, jax.tree.map(jnp.zeros_like, training), jnp.arange(task.num_classes))[0]
+        return jax.lax.scan(add_class, _zeros(training), jnp.arange(task.num_classes))[0]
 
     return squares
 
@@ -37,6 +37,11 @@ def _by_prediction(task: Task, loss: Loss) -> Squares:
 def _by_observation(task: Task, loss: Loss) -> Squares:
     """``(d log p(y | x))^2`` of the label that the example has."""
     return lambda training, example: jax.tree.map(jnp.square, jax.grad(loss)(training, example))
+
+
+def _zeros(training: Leaves) -> Leaves:
+    """In float32 at least: thousands of small squares are added up."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), training)
 
 
 SQUARES = {"predicted": _by_prediction, "observed": _by_observation}
@@ -62,7 +67,7 @@ def fisher_information(
       batch_size: examples at once; it changes the memory that is needed, not the result.
 
     Returns:
-      Leaves of the names and shapes of ``training``.
+      Leaves of the names and shapes of ``training``, in float32 at least.
 
     Raises:
       ValueError: the task's criterion is no negative log-probability of one label an example, as far as can be seen.
@@ -92,7 +97,7 @@ def fisher_information(
         rows = jax.tree.map(lambda x: jnp.where(counts.reshape(-1, *[1] * (x.ndim - 1)), x, 0), found)
         return jax.tree.map(lambda t, x: t + x.sum(0), total, rows)
 
-    total = sweep(add_batch, jax.tree.map(jnp.zeros_like, training), context, batch_size=batch_size)
+    total = sweep(add_batch, _zeros(training), context, batch_size=batch_size)
     return jax.tree.map(lambda t: t / jnp.maximum(context.size, 1), total)
 
 

@@ -66,7 +66,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = N
     table.add_column("\nmethod", no_wrap=True)
     columns = _columns(rows)
     for column in columns:
-        table.add_column(column.narrow, justify="right", no_wrap=True)
+        table.add_column(column.narrow, justify="right", no_wrap=len(columns) == len(COLUMNS))  # more do not fit in 80
     for name, cells, best, _ in _cells(rows):
         # Traffic hardly differs between seeds; its deviation is in the page and in the files.
         cells = [cell if column.best else cell.split(" ")[0] for cell, column in zip(cells, columns, strict=True)]
@@ -100,6 +100,8 @@ def _caption(rows: Sequence[Mapping[str, Any]], note: str | None) -> str:
     count = " or ".join(map(str, seeds))
     spread = f"mean ± sample standard deviation over {count} seeds" if seeds[-1:] > [1] else "one seed"
     caption = f"{spread}; bold: best of the column; worst tenth: mean of the ceil(N/10) worst clients; MB of one client"
+    if len(_columns(rows)) > len(COLUMNS):
+        caption += "; local gain, retention: change by personalisation on a client's own examples, and on everybody's"
     return f"{caption}; {note}" if note else caption
 
 

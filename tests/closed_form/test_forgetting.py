@@ -12,7 +12,7 @@ from fedjax_pers.base import Context, Parts
 from fedjax_pers.batches import split_off, sweep
 from fedjax_pers.fisher import fisher_information
 from fedjax_pers.keys import fold_name
-from fedjax_pers.objectives import distillation, ewc, l2_sp
+from fedjax_pers.objectives import distillation, ewc, l2_sp, mean_of_examples
 from tests import toys
 
 ALONE = fp.by_role(personal=fp.everything)
@@ -149,6 +149,12 @@ def test_distillation_of_outputs(temperature):
     rows = 0.5 * temperature * (student - teacher) / 3
     np.testing.assert_allclose(slope["kernel"], x[:3].T @ rows, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(slope["bias"], rows.sum(0), rtol=1e-4, atol=1e-6)
+
+
+def test_positions_of_an_example_count_together_and_padding_not_at_all():
+    batch = {"weight": jnp.array([1.0, 1.0, 0.0])}
+    assert float(mean_of_examples(jnp.array([[1.0, 3.0], [5.0, 7.0], [jnp.nan, 9.0]]), batch)) == 4.0
+    assert float(mean_of_examples(jnp.array([jnp.nan]), {"weight": jnp.zeros(1)})) == 0.0
 
 
 def test_distillation_refuses_outputs_that_are_no_scores_of_classes(logistic):

@@ -57,6 +57,12 @@ def test_what_was_forgotten_has_columns_where_it_was_looked_for():
     ]
     assert comparison_table([ROWS[0], tuned]).columns[-1].header == "reten-\ntion"
     assert len(comparison_table(ROWS).columns) == 8
+    assert "retention" in lines[-1] and "retention" not in to_markdown(ROWS)
+    console = Console(width=80, record=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(comparison_table([ROWS[0], tuned]))
+    for whole in ("fedavg_ft", "12.50", "25.0 ±", "-12.5 ±"):  # wrapped rather than cut
+        assert whole in captured.get()
 
 
 def test_the_terminal_shows_the_same_cells():
