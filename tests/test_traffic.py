@@ -67,7 +67,11 @@ FORMULAS = {
     "centralised": (0, 0, 0),
     "fedpac": (WHOLE + 3 * 5 + 3, 0, 0),  # and a centroid of 5 features for each of 3 classes, and their counts
     "fedala": (WHOLE, 2 * HEAD + 1, 0),  # the last head, the shares taken over, a counter
+    **{name: (WHOLE, WHOLE, 0) for name in ("conditional_layers", "layers_by_client")},  # copies of all
 }
+LEAVES = 7
+MASKS = {"conditional_layers": (LEAVES + 1, LEAVES), "layers_by_client": (LEAVES, LEAVES)}
+"""Bits that travel each way beside what FORMULAS says, in whole bytes, and bytes that are kept: masks."""
 SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "drfa": 1, "ifca": 2, "fedfomo": 3, "fedpac": 3 * 5 + 1}
 """Scalars that go up besides: losses, the number of a cluster, shares of three models, mean features by class
 and their variance."""
@@ -86,9 +90,10 @@ def test_every_method_is_counted_by_its_formula(federation, name):
     algorithm = fp.method(name).make(toys.classifier(norm=True))
     found = fp.traffic(algorithm, toys.start(algorithm, 3), pool_of(federation, "train"))
     travels, kept, once = FORMULAS[name]
-    assert found.up == 4 * (travels + SAID.get(name, 0))
-    assert found.down == 4 * (travels * MODELS_DOWN.get(name, 1) + TOLD.get(name, 0))
-    assert (found.row, found.first_down) == (4 * kept, 4 * once)
+    bits, kept_masks = MASKS.get(name, (0, 0))
+    assert found.up == 4 * (travels + SAID.get(name, 0)) + -(-bits // 8)
+    assert found.down == 4 * (travels * MODELS_DOWN.get(name, 1) + TOLD.get(name, 0)) + -(-bits // 8)
+    assert (found.row, found.first_down) == (4 * kept + kept_masks, 4 * once)
     assert found.metadata_up == (8 if travels else 0)
     assert set(found.upload_paths).isdisjoint(found.personal_paths)
 

@@ -152,6 +152,8 @@ ROLES = {
     "fedbabu": {"frozen": "bias"},
     "fedrod": {"head": fp.everything},
     "fedpac": {"head": "kernel"},
+    "conditional_layers": {"groups": ("kernel", "bias")},
+    "layers_by_client": {"groups": ("kernel", "bias")},
 }
 """Settings that name leaves of :func:`softmax_regression`."""
 

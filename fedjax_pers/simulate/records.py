@@ -13,7 +13,7 @@ from fedjax_pers.config import Config
 from fedjax_pers.data import Federation
 from fedjax_pers.evaluation.statistics import summarize
 from fedjax_pers.simulate.run import Block, Table
-from fedjax_pers.traffic import Traffic
+from fedjax_pers.traffic import Traffic, crossed
 
 _MEGABYTE = 10**6
 Row = dict[str, Any]
@@ -38,8 +38,8 @@ class Ledger:
         self._round += 1
         here = metrics.ids < self._federation.num_clients
         trained = here & ~metrics.rejected & ~metrics.empty
-        sent = int(metrics.transmitted.sum())
-        moved = {"up": sent * (self._costs.up + self._costs.metadata_up), "down": sent * self._costs.down}
+        up, down = crossed(self._costs, metrics)
+        moved = {"up": int(up.sum()), "down": int(down.sum())}
         self._total = {way: self._total[way] + moved[way] for way in moved}
         loss = means_of(metrics.loss[trained], metrics.examples[trained])
         return {
@@ -49,7 +49,7 @@ class Ledger:
             "sampled": None if here.sum() == self._federation.num_clients else self._names(metrics.ids[here]),
             "rejected": self._names(metrics.ids[metrics.rejected]),
             "empty": self._names(metrics.ids[metrics.empty]),
-            "communicated": sent,
+            "communicated": int(metrics.transmitted.sum()),
             "skipped": None if trained.any() else _reason(metrics),
             "train_loss_weighted_mean": loss[0],
             "train_loss_unweighted_mean": loss[1],

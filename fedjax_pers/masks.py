@@ -1,0 +1,197 @@
+"""Masks: which leaves (or which of their elements) a client shares, decided while a run goes on.
+
+A mask is a shared leaf ``mask/<path>`` beside the leaf that it is of: a scalar, or elementwise. In an upload it says
+what the client shares; in a download, what everybody must share this round, whatever a client has kept. A client has a
+copy of each leaf (``own/<path>``) and remembers what it kept to itself (``kept/<path>``). Where it kept an element and
+nobody asks for it, it trains and predicts with its own copy; everywhere else with what the server holds, so an element
+that has just become personal begins at the server's value.
+
+What a mask leaves out is not sent: a client reports how many bytes these are (``Report.spared_up``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_pers.base import Array, Context, Leaves, Parts, Report, Task
+from fedjax_pers.checks import require
+from fedjax_pers.layouts import OWN, Layout, LayoutMaker, Statistics, View, by_role
+from fedjax_pers.local import ClientUpdate
+from fedjax_pers.trees import num_bytes, wire_bytes
+
+MASK, KEPT = "mask/", "kept/"
+ALL_SENT = "all_sent"
+"""A shared leaf beside the masks, where there is one: everything is uploaded this round, personal or not."""
+
+Masks = dict[str, Array]
+"""Masks by the path of the leaf that they are of."""
+Choice = Callable[[Layout, Parts, Parts, Context], Masks]
+"""``choice(layout, before, after, context) -> {path: personal}``, from the parts before and after training."""
+
+
+def masks_of(leaves: Leaves) -> Masks:
+    """The masks among leaves, by the path of what they are of."""
+    return {name.removeprefix(MASK): x for name, x in leaves.items() if name.startswith(MASK)}
+
+
+def values_of(leaves: Leaves) -> Leaves:
+    """The leaves without masks."""
+    return {name: x for name, x in leaves.items() if not name.startswith(MASK) and name != ALL_SENT}
+
+
+def with_masks(leaves: Leaves, *, elementwise: bool = False) -> Leaves:
+    """The leaves, each with a mask that is false.
+
+    Example:
+      >>> {name: x.shape for name, x in with_masks({"w": jnp.ones((2, 3))}, elementwise=True).items()}
+      {'w': (2, 3), 'mask/w': (2, 3)}
+    """
+    return leaves | {MASK + name: jnp.zeros(x.shape if elementwise else (), bool) for name, x in leaves.items()}
+
+
+def masked(*, elementwise: bool = False, statistics: Statistics = "average") -> LayoutMaker:
+    """Everything shared, with masks beside it; clients keep nothing."""
+
+    def bind(task: Task) -> Layout:
+        base = by_role(statistics=statistics)(task)
+        taken = sorted(name for name in _shapes(base) if name.startswith((MASK, KEPT, OWN)) or name == ALL_SENT)
+        require(not taken, f"task: found leaves {taken}; {MASK!r}, {KEPT!r}, {OWN!r} and {ALL_SENT!r} have a meaning")
+
+        def init(variables: Any) -> Parts:
+            parts = base.init(variables)
+            return parts._replace(shared=with_masks(parts.shared, elementwise=elementwise))
+
+        return base._replace(init=init)
+
+    return bind
+
+
+def masked_copies(*, elementwise: bool = False, statistics: Statistics = "average") -> LayoutMaker:
+    """Everything shared, with masks beside it, and a client's own copy of all, of which masks pick.
+
+    ``view("shared")`` reads the shared leaves, ``view("model")`` the client's choice.
+    """
+
+    def bind(task: Task) -> Layout:
+        base = masked(elementwise=elementwise, statistics=statistics)(task)
+        whole = base.view("model")
+
+        def init(variables: Any) -> Parts:
+            parts = base.init(variables)
+            own = {OWN + path: jnp.array(x) for path, x in values_of(parts.shared).items()}
+            kept = {KEPT + path: jnp.array(x) for path, x in masks_of(parts.shared).items()}
+            return parts._replace(personal={**parts.personal, **own, **kept})
+
+        views = {"shared": whole, "model": View(lambda parts: whole.read(begun(parts)), whole.keys)}
+        return base._replace(init=init, views=views, common="shared" if base.common else None)
+
+    return bind
+
+
+def _shapes(layout: Layout) -> Mapping[str, Any]:
+    return layout.view("model").keys
+
+
+def in_use(parts: Parts) -> Masks:
+    """Where a client's own copy counts: it kept that, and nobody asks for it."""
+    return {path: parts.personal[KEPT + path] & ~mask for path, mask in masks_of(parts.shared).items()}
+
+
+def begun(parts: Parts) -> Parts:
+    """The parts with which a client begins: its own copy, where it counts, in the place of what was received."""
+    own = {
+        path: jnp.where(mask, parts.personal[OWN + path], parts.shared[path]) for path, mask in in_use(parts).items()
+    }
+    return parts._replace(shared=parts.shared | own)
+
+
+def crossing(leaves: Leaves, masks: Masks) -> Array:
+    """Bytes of the elements under masks, ``int32``."""
+    require(num_bytes(leaves) < 2**31, f"masks: found leaves of {num_bytes(leaves):,} B; allowed are less than 2^31")
+    total = jnp.int32(0)
+    for path, mask in masks.items():
+        each = leaves[path].dtype.itemsize * (leaves[path].size // mask.size)
+        total += jnp.sum(mask, dtype=jnp.int32) * each
+    return total
+
+
+def chosen_by_server(training: ClientUpdate) -> ClientUpdate:
+    """A client update for :func:`masked_copies` in which the server says what is shared: its masks come down.
+
+    Where :data:`ALL_SENT` is true, the upload has all leaves, also those that stay personal.
+    """
+
+    def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+        asked = masks_of(parts.shared)
+        trained, report = training(layout, begun(parts), context)
+        sends = {path: mask | parts.shared[ALL_SENT] for path, mask in asked.items()}
+        personal = {path: ~mask for path, mask in asked.items()}
+        told = wire_bytes([*asked.values(), parts.shared[ALL_SENT]])  # what the server knows already
+        spared_up = _left_out(trained.shared, sends) + told
+        spared_down = _left_out(parts.shared, _others(in_use(parts)))
+        return remembered(parts, trained, personal, sends), _spared(report, spared_up, spared_down)
+
+    return update
+
+
+def chosen_by_client(training: ClientUpdate, choice: Choice) -> ClientUpdate:
+    """A client update for :func:`masked_copies` in which the client chooses after training; its masks go up.
+
+    Args:
+      training: trains the shared leaves.
+      choice: what is personal from now on; it is not in this round's upload any more.
+    """
+
+    def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+        before = begun(parts)
+        trained, report = training(layout, before, context)
+        personal = choice(layout, before, trained, context)
+        sends = _others(personal)
+        spared_up = _left_out(trained.shared, sends)
+        spared_down = _left_out(parts.shared, _others(in_use(parts))) + wire_bytes(sends)
+        return remembered(parts, trained, personal, sends), _spared(report, spared_up, spared_down)
+
+    return update
+
+
+def newly_chosen(choice: Choice, training_of: Callable[[Masks], ClientUpdate]) -> ClientUpdate:
+    """What a client does that was never seen: it chooses, and trains what is personal, from the server's values."""
+
+    def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+        personal = choice(layout, parts, parts, context)
+        trained, report = training_of(personal)(layout, parts, context)
+        return remembered(parts, trained, personal, _others(personal)), report
+
+    return update
+
+
+def remembered(parts: Parts, trained: Parts, personal: Masks, sends: Masks) -> Parts:
+    """The parts after a round: the trained leaves where they are sent, and a copy of all for the client itself."""
+    upload = {path: jnp.where(mask, trained.shared[path], parts.shared[path]) for path, mask in sends.items()}
+    told = {MASK + path: mask for path, mask in sends.items()}
+    own = {OWN + path: trained.shared[path] for path in sends}
+    kept = {KEPT + path: mask for path, mask in personal.items()}
+    return parts._replace(shared=parts.shared | upload | told, personal=trained.personal | own | kept)
+
+
+def only(masks: Masks, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optimiser that sees and moves only what is under the masks."""
+    keep = optax.stateless(lambda updates, _: {name: jnp.where(masks[name], x, 0) for name, x in updates.items()})
+    return optax.chain(keep, optimizer, keep)
+
+
+def _others(masks: Masks) -> Masks:
+    return {path: ~mask for path, mask in masks.items()}
+
+
+def _left_out(leaves: Leaves, masks: Masks) -> Array:
+    values = {path: leaves[path] for path in masks}
+    return num_bytes(values) - crossing(values, masks)
+
+
+def _spared(report: Report, up: Array, down: Array) -> Report:
+    return report._replace(spared_up=report.spared_up + up, spared_down=report.spared_down + down)
