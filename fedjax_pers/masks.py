@@ -11,7 +11,7 @@ What a mask leaves out is not sent: a client reports how many bytes these are (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,8 +19,10 @@ import optax
 
 from fedjax_pers.base import Array, Context, Leaves, Parts, Report, Task
 from fedjax_pers.checks import require
-from fedjax_pers.layouts import OWN, Layout, LayoutMaker, Statistics, View, by_role
+from fedjax_pers.layouts import OWN, Layout, LayoutMaker, Statistics, View, by_role, shared_shapes
 from fedjax_pers.local import ClientUpdate
+from fedjax_pers.paths import SelectorLike, as_selector
+from fedjax_pers.presets import layers
 from fedjax_pers.trees import num_bytes, wire_bytes
 
 MASK, KEPT = "mask/", "kept/"
@@ -131,9 +133,9 @@ def chosen_by_server(training: ClientUpdate) -> ClientUpdate:
         sends = {path: mask | parts.shared[ALL_SENT] for path, mask in asked.items()}
         personal = {path: ~mask for path, mask in asked.items()}
         told = wire_bytes([*asked.values(), parts.shared[ALL_SENT]])  # what the server knows already
-        spared_up = _left_out(trained.shared, sends) + told
-        spared_down = _left_out(parts.shared, _others(in_use(parts)))
-        return remembered(parts, trained, personal, sends), _spared(report, spared_up, spared_down)
+        spared_up = left_out(trained.shared, sends) + told
+        spared_down = left_out(parts.shared, inverse(in_use(parts)))
+        return remembered(parts, trained, personal, sends), with_spared(report, spared_up, spared_down)
 
     return update
 
@@ -150,10 +152,10 @@ def chosen_by_client(training: ClientUpdate, choice: Choice) -> ClientUpdate:
         before = begun(parts)
         trained, report = training(layout, before, context)
         personal = choice(layout, before, trained, context)
-        sends = _others(personal)
-        spared_up = _left_out(trained.shared, sends)
-        spared_down = _left_out(parts.shared, _others(in_use(parts))) + wire_bytes(sends)
-        return remembered(parts, trained, personal, sends), _spared(report, spared_up, spared_down)
+        sends = inverse(personal)
+        spared_up = left_out(trained.shared, sends)
+        spared_down = left_out(parts.shared, inverse(in_use(parts))) + wire_bytes(sends)
+        return remembered(parts, trained, personal, sends), with_spared(report, spared_up, spared_down)
 
     return update
 
@@ -164,18 +166,22 @@ def newly_chosen(choice: Choice, training_of: Callable[[Masks], ClientUpdate]) -
     def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
         personal = choice(layout, parts, parts, context)
         trained, report = training_of(personal)(layout, parts, context)
-        return remembered(parts, trained, personal, _others(personal)), report
+        return remembered(parts, trained, personal, inverse(personal)), report
 
     return update
 
 
-def remembered(parts: Parts, trained: Parts, personal: Masks, sends: Masks) -> Parts:
-    """The parts after a round: the trained leaves where they are sent, and a copy of all for the client itself."""
+def sent(parts: Parts, trained: Parts, sends: Masks) -> Leaves:
+    """The upload: trained leaves under the masks, what was received elsewhere, and the masks."""
     upload = {path: jnp.where(mask, trained.shared[path], parts.shared[path]) for path, mask in sends.items()}
-    told = {MASK + path: mask for path, mask in sends.items()}
+    return parts.shared | upload | {MASK + path: mask for path, mask in sends.items()}
+
+
+def remembered(parts: Parts, trained: Parts, personal: Masks, sends: Masks) -> Parts:
+    """The parts after a round: the upload, and a copy of all trained leaves for the client itself."""
     own = {OWN + path: trained.shared[path] for path in sends}
     kept = {KEPT + path: mask for path, mask in personal.items()}
-    return parts._replace(shared=parts.shared | upload | told, personal=trained.personal | own | kept)
+    return parts._replace(shared=sent(parts, trained, sends), personal=trained.personal | own | kept)
 
 
 def only(masks: Masks, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -184,14 +190,45 @@ def only(masks: Masks, optimizer: optax.GradientTransformation) -> optax.Gradien
     return optax.chain(keep, optimizer, keep)
 
 
-def _others(masks: Masks) -> Masks:
+def inverse(masks: Masks) -> Masks:
+    """True where the masks are false."""
     return {path: ~mask for path, mask in masks.items()}
 
 
-def _left_out(leaves: Leaves, masks: Masks) -> Array:
+def left_out(leaves: Leaves, masks: Masks) -> Array:
+    """Bytes of the elements that are not under masks, ``int32``."""
     values = {path: leaves[path] for path in masks}
     return num_bytes(values) - crossing(values, masks)
 
 
-def _spared(report: Report, up: Array, down: Array) -> Report:
+def with_spared(report: Report, up: Array | int, down: Array | int) -> Report:
+    """A report that also says which bytes did not cross."""
     return report._replace(spared_up=report.spared_up + up, spared_down=report.spared_down + down)
+
+
+def largest(x: Array, count: Array) -> Array:
+    """A mask of the ``count`` largest elements; of equal ones the first.
+
+    Example:
+      >>> largest(jnp.array([[1.0, 3.0], [3.0, 2.0]]), 2).tolist()
+      [[False, True], [True, False]]
+    """
+    rank = jnp.argsort(jnp.argsort(-x.reshape(-1), stable=True), stable=True)
+    return (rank < count).reshape(x.shape)
+
+
+def layer_groups(layout: Layout, selectors: Sequence[SelectorLike] = ()) -> dict[str, frozenset[str]]:
+    """Leaves that have a mask, by what is chosen together: the model's layers in order of use, or what selectors say.
+
+    Raises:
+      ValueError: selectors have leaves in common.
+    """
+    shared, leaves = frozenset(masks_of(shared_shapes(layout))), dict.fromkeys(layout.view("model").keys)
+    if selectors:
+        chosen = [as_selector(each).select(leaves, layout.model) & shared for each in selectors]
+        twice = sum(map(len, chosen)) - len(frozenset().union(*chosen))
+        require(not twice, f"groups: {twice} leaves are in more than one of {list(selectors)}; make these disjoint")
+        found = dict(zip(map(str, map(as_selector, selectors)), chosen, strict=True))
+    else:
+        found = {name: members & shared for name, members in layers(leaves, layout.model).items()}
+    return {name: members for name, members in found.items() if members}

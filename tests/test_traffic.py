@@ -67,10 +67,17 @@ FORMULAS = {
     "centralised": (0, 0, 0),
     "fedpac": (WHOLE + 3 * 5 + 3, 0, 0),  # and a centroid of 5 features for each of 3 classes, and their counts
     "fedala": (WHOLE, 2 * HEAD + 1, 0),  # the last head, the shares taken over, a counter
-    **{name: (WHOLE, WHOLE, 0) for name in ("conditional_layers", "layers_by_client")},  # copies of all
+    **{name: (WHOLE, WHOLE, 0) for name in ("conditional_layers", "layers_by_client", "fedselect")},  # copies
+    **{name: (WHOLE, 0, 0) for name in ("fedcac", "fedlp")},
 }
 LEAVES = 7
-MASKS = {"conditional_layers": (LEAVES + 1, LEAVES), "layers_by_client": (LEAVES, LEAVES)}
+MASKS = {
+    "conditional_layers": (LEAVES + 1, LEAVES),
+    "layers_by_client": (LEAVES, LEAVES),
+    "fedselect": (WHOLE, WHOLE),
+    "fedcac": (WHOLE, 0),
+    "fedlp": (LEAVES, 0),
+}
 """Bits that travel each way beside what FORMULAS says, in whole bytes, and bytes that are kept: masks."""
 SAID = {"afl": 1, "agnostic_fedavg": 1, "qffl": 1, "term": 1, "drfa": 1, "ifca": 2, "fedfomo": 3, "fedpac": 3 * 5 + 1}
 """Scalars that go up besides: losses, the number of a cluster, shares of three models, mean features by class

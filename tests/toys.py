@@ -154,6 +154,7 @@ ROLES = {
     "fedpac": {"head": "kernel"},
     "conditional_layers": {"groups": ("kernel", "bias")},
     "layers_by_client": {"groups": ("kernel", "bias")},
+    "fedlp": {"groups": ("kernel", "bias")},
 }
 """Settings that name leaves of :func:`softmax_regression`."""
 

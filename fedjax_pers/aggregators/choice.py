@@ -147,7 +147,8 @@ def layer_choice(
     whole_number("layers", count)
     require(count <= len(groups), f"layers: found {count}; allowed are 0 .. {len(groups)}, of {', '.join(groups)}")
     number("hysteresis", hysteresis, low=0)
-    base, layer_of = masked_mean(weights=weights), {name: l for l, each in enumerate(groups.values()) for name in each}
+    base = masked_mean(weights=weights)
+    layer_of = {name: place for place, members in enumerate(groups.values()) for name in members}
     by_layer = {layer: members & frozenset(scored) for layer, members in groups.items()}
     still = [layer for layer, members in by_layer.items() if not members]
     require(not still, f"groups: {still} have no leaf that is trained, by which they could be scored")

@@ -85,8 +85,8 @@ def _check(values: Leaves, masks: Leaves) -> None:
     strangers = sorted(set(masks) - set(values))
     require(not strangers, f"shared: found masks of {strangers}, which are no leaves; there are {sorted(values)}")
     for name, mask in masks.items():
-        shape, allowed = jnp.shape(mask), (jnp.shape(values[name]), ())
+        mask, shape = jnp.asarray(mask), jnp.shape(values[name])
         require(
-            shape in allowed and jnp.asarray(mask).dtype == bool,
-            f"shared[{MASK + name!r}]: found {jnp.asarray(mask).dtype}{shape}; expected bool of shape () or {allowed[0]}",
+            mask.shape in ((), shape) and mask.dtype == bool,
+            f"shared[{MASK + name!r}]: found {mask.dtype}{mask.shape}; expected bool of shape () or {shape}",
         )

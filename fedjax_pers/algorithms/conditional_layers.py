@@ -22,14 +22,14 @@ from fedjax_pers.masks import (
     Masks,
     chosen_by_client,
     chosen_by_server,
+    layer_groups,
     masked_copies,
     masks_of,
     newly_chosen,
     only,
 )
 from fedjax_pers.objectives import task_loss
-from fedjax_pers.paths import SelectorLike, as_selector
-from fedjax_pers.presets import layers as layers_of
+from fedjax_pers.paths import SelectorLike
 
 
 @register(
@@ -79,7 +79,9 @@ def conditional_layers(
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
     """
     one_of("score", score, SCORES)
-    layout, (grouped, bound) = masked_copies(statistics=statistics), _grouped(task, groups, statistics)
+    layout = masked_copies(statistics=statistics)
+    bound = layout(task)
+    grouped = layer_groups(bound, groups)
     always = set(masks_of(shared_shapes(bound))).difference(*grouped.values())
     require(
         layers < len(grouped) + bool(always),
@@ -139,7 +141,8 @@ def layers_by_client(
       statistics: treatment of running statistics; averaged ones go with the layer of their norm.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
     """
-    layout, (grouped, _) = masked_copies(statistics=statistics), _grouped(task, groups, statistics)
+    layout = masked_copies(statistics=statistics)
+    grouped = layer_groups(layout(task), groups)
     for number in examples:
         whole_number("examples", number)
     require(list(examples) == sorted(examples), f"examples: found {examples}; expected an ascending order")
@@ -165,7 +168,7 @@ def by_examples(groups: Mapping[str, frozenset[str]], examples: Sequence[int]) -
       groups: leaves by layer, the last layer last.
       examples: for the last layer, the one before it, ...
     """
-    least = dict(zip(reversed(groups), examples, strict=False))
+    least: dict[str, int] = dict(zip(reversed(groups), examples, strict=False))
 
     def choice(layout: Layout, before: Parts, after: Parts, context: Context) -> Masks:
         personal = {path: jnp.array(False) for path in masks_of(before.shared)}
@@ -174,22 +177,6 @@ def by_examples(groups: Mapping[str, frozenset[str]], examples: Sequence[int]) -
         return personal
 
     return choice
-
-
-def _grouped(
-    task: Task, groups: Sequence[SelectorLike], statistics: Statistics
-) -> tuple[dict[str, frozenset[str]], Layout]:
-    """Leaves that can be personal or shared, by layer; and the layout."""
-    layout = masked_copies(statistics=statistics)(task)
-    shared, leaves = frozenset(masks_of(shared_shapes(layout))), dict.fromkeys(layout.view("model").keys)
-    if groups:
-        chosen = [as_selector(each).select(leaves, layout.model) & shared for each in groups]
-        twice = sum(map(len, chosen)) - len(frozenset().union(*chosen))
-        require(not twice, f"groups: {twice} leaves are in more than one of {list(groups)}; make these disjoint")
-        found = dict(zip(map(str, map(as_selector, groups)), chosen, strict=True))
-    else:
-        found = {name: members & shared for name, members in layers_of(leaves, layout.model).items()}
-    return {name: members for name, members in found.items() if members}, layout
 
 
 def _asking(base: LayoutMaker) -> LayoutMaker:

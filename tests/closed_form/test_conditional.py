@@ -1,7 +1,7 @@
 """Layers that are chosen while a run goes on, on two numbers, by hand.
 
-``f = (s - 1)^2 / 2 + (d - a)^2 / 2`` from ``s = d = 0`` with one step of 1/2 a round: clients agree on ``s``, and differ
-on ``d`` by their ``a``.
+``f = (s - 1)^2 / 2 + (d - a)^2 / 2`` from ``s = d = 0`` with one step of 1/2 a round: clients agree on ``s``, and
+differ on ``d`` by their ``a``.
 """
 
 from __future__ import annotations

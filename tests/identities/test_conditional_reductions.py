@@ -10,6 +10,7 @@ import fedjax_pers as fp
 from fedjax_pers.aggregators.masked import masked_mean
 from fedjax_pers.masks import OWN, chosen_by_client, masked_copies, masks_of, values_of
 from fedjax_pers.objectives import task_loss
+from fedjax_pers.testing import assert_close
 from tests import toys
 
 ROUNDS = ((0, 2), (1, 2), (0, 1, 2))
@@ -26,14 +27,31 @@ def of_clients(rows):
     return {name.removeprefix(OWN): x for name, x in rows.items() if name.startswith(OWN)}
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"), [("conditional_layers", {"layers": 0}), ("layers_by_client", {"examples": (1000,)})]
-)
-def test_with_nothing_personal_it_is_fedavg(clients, name, settings):
-    states = toys.trajectory(name, TASK, clients, ROUNDS, lr=0.1, **LOCAL, **settings)
-    expected = toys.trajectory("fedavg", TASK, clients, ROUNDS, lr=0.1, **LOCAL)
-    for found, other in zip(states, expected, strict=True):
+@pytest.fixture(scope="module")
+def fedavg(clients):
+    return toys.trajectory("fedavg", TASK, clients, ROUNDS, lr=0.1, **LOCAL)
+
+
+FEDAVG = {
+    "conditional_layers": {"layers": 0},
+    "layers_by_client": {"examples": (1000,)},
+    "fedlp": {"preserve": 1.0},
+    "fedselect": {"growth": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", FEDAVG)
+def test_with_nothing_personal_it_is_fedavg(fedavg, clients, name):
+    states = toys.trajectory(name, TASK, clients, ROUNDS, lr=0.1, **LOCAL, **FEDAVG[name])
+    for found, other in zip(states, fedavg, strict=True):
         toys.same_bits(values_of(found.shared), other.shared)
+
+
+def test_fedcac_without_critical_parameters_is_fedavg(fedavg, clients):
+    """It adds up models, FedAvg differences: the last bits of sums differ."""
+    states = toys.trajectory("fedcac", TASK, clients, ROUNDS, lr=0.1, tau=0.0, **LOCAL)
+    for found, other in zip(states, fedavg, strict=True):
+        assert_close(values_of(found.shared), other.shared, "tau = 0")
 
 
 def test_with_everything_personal_it_is_local_training(clients):
