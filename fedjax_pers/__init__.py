@@ -6,7 +6,7 @@ whose data), layouts and selectors (what is shared), :mod:`~fedjax_pers.aggregat
 :mod:`~fedjax_pers.testing` (checking one of your own).
 """
 
-from fedjax_pers import aggregators, data, evaluation, executors, models, objectives, simulate, tasks
+from fedjax_pers import aggregators, data, evaluation, executors, masks, models, objectives, simulate, tasks
 from fedjax_pers.aggregators import Aggregator, aggregate, mean
 from fedjax_pers.algorithms import Method, method, methods, register
 from fedjax_pers.base import Cohort, Context, Metrics, Parts, Report, State, Task, cohort_of
@@ -72,6 +72,7 @@ __all__ = [
     "interpolate",
     "looped",
     "lora",
+    "masks",
     "mean",
     "method",
     "methods",

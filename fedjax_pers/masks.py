@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from fedjax_pers.base import Array, Context, Leaves, Parts, Report, Task
+from fedjax_pers.base import Array, Context, Leaves, Parts, Report, State, Task
 from fedjax_pers.checks import require
 from fedjax_pers.layouts import OWN, Layout, LayoutMaker, Statistics, View, by_role, shared_shapes
 from fedjax_pers.local import ClientUpdate
 from fedjax_pers.paths import SelectorLike, as_selector
-from fedjax_pers.presets import layers
+from fedjax_pers.presets import layers, places
 from fedjax_pers.trees import num_bytes, wire_bytes
 
 MASK, KEPT = "mask/", "kept/"
@@ -232,3 +233,22 @@ def layer_groups(layout: Layout, selectors: Sequence[SelectorLike] = ()) -> dict
     else:
         found = {name: members & shared for name, members in layers(leaves, layout.model).items()}
     return {name: members for name, members in found.items() if members}
+
+
+def personal_shares(state: State) -> dict[str, np.ndarray]:
+    """How much of each layer each client keeps to itself (in FedCAC: is critical to it), by layer ``[clients]``.
+
+    Of the state of a method that decides in the run; ``{}`` for others.
+    """
+    kept = {name.removeprefix(KEPT): x for name, x in state.rows.items() if name.startswith(KEPT)}
+    if isinstance(state.aux, dict):
+        kept |= state.aux.get("critical", {})
+    by_layer: dict[str, list[str]] = {}
+    for path, place in places(kept).items():
+        by_layer.setdefault(place.layer or place.name, []).append(path)
+    sizes = {path: state.shared[path].size for path in kept}
+    shares = {path: np.asarray(x).reshape(len(x), -1).mean(1) for path, x in kept.items()}
+    return {
+        layer: sum(shares[path] * sizes[path] for path in paths) / max(sum(sizes[path] for path in paths), 1)
+        for layer, paths in by_layer.items()
+    }

@@ -12,6 +12,7 @@ from fedjax_pers.base import Metrics, State
 from fedjax_pers.config import Config
 from fedjax_pers.data import Federation
 from fedjax_pers.evaluation.statistics import summarize
+from fedjax_pers.masks import personal_shares
 from fedjax_pers.simulate.run import Block, Table
 from fedjax_pers.traffic import Traffic, crossed
 
@@ -31,7 +32,7 @@ class Ledger:
         """The rows of a block's rounds; the last one has the evaluation, where there was one."""
         rows = [self._row(_of_round(block.metrics, place)) for place in range(len(block.metrics.update_norm))]
         if block.table is not None:
-            rows[-1] |= means(block.table) | clusters(block.state)
+            rows[-1] |= means(block.table) | clusters(block.state) | personal(block.state)
         return rows
 
     def _row(self, metrics: Metrics) -> Row:
@@ -116,6 +117,13 @@ def clusters(state: State) -> Row:
     return {"clusters": {"members": sizes, "empty": empty, "clients_without": int((members < 0).sum())}}
 
 
+def personal(state: State) -> Row:
+    """How much of each layer is personal, on average over clients that took part, where that is decided in the run."""
+    there = np.asarray(state.seen) > 0
+    shares = personal_shares(state) if there.any() else {}
+    return {"personal_share": {layer: float(x[there].mean()) for layer, x in shares.items()}} if shares else {}
+
+
 def accuracy(row: Mapping[str, Any]) -> float | None:
     """The unweighted mean accuracy of the personalised models, where the row has an evaluation."""
     return row.get("personal_accuracy_unweighted_mean")
@@ -179,6 +187,7 @@ def summary(
         "rejected_clients": rejected,
         "skipped_rounds": [row["round"] for row in rows if row["skipped"]],
         "clusters": last.get("clusters"),
+        "personal_share": last.get("personal_share"),
         "traffic": {
             "bytes_up_per_client_and_round": costs.up + costs.metadata_up,
             "bytes_down_per_client_and_round": costs.down,
