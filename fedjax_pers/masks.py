@@ -224,6 +224,7 @@ def layer_groups(layout: Layout, selectors: Sequence[SelectorLike] = ()) -> dict
     Raises:
       ValueError: selectors have leaves in common.
     """
+    require(not isinstance(selectors, str), f"groups: found {selectors!r}; expected selectors, ({selectors!r},)")
     shared, leaves = frozenset(masks_of(shared_shapes(layout))), dict.fromkeys(layout.view("model").keys)
     if selectors:
         chosen = [as_selector(each).select(leaves, layout.model) & shared for each in selectors]

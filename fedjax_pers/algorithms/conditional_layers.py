@@ -35,7 +35,8 @@ from fedjax_pers.paths import SelectorLike
 @register(
     "conditional_layers",
     title="Conditional layers",
-    paper="none; scores as in Arivazhagan et al. 2019 (personal layers) and Sattler et al. 2021 (cosines of updates)",
+    paper='none; personal layers as in FedPer, divergence after Zhao et al., "Federated Learning with Non-IID Data", '
+    "2018, arXiv:1806.00582, cosines of updates after Sattler et al., IEEE TNNLS 2021, arXiv:1910.01991",
     family="decoupling",
     personal="the layers that differ most between clients, which is found out in the first rounds",
     reduction="layers = 0: FedAvg",
@@ -143,6 +144,7 @@ def layers_by_client(
     """
     layout = masked_copies(statistics=statistics)
     grouped = layer_groups(layout(task), groups)
+    require(isinstance(examples, Sequence), f"examples: found {examples!r}; expected numbers, such as (100, 500)")
     for number in examples:
         whole_number("examples", number)
     require(list(examples) == sorted(examples), f"examples: found {examples}; expected an ascending order")

@@ -61,7 +61,7 @@ def fedselect(
       task: model and loss.
       lr: step size of both passes.
       growth: share of a leaf's shared parameters that become personal in a round, rounded to whole ones, in 0 .. 1.
-      bound: largest share of a leaf that is personal, in 0 .. 1.
+      bound: largest share of a leaf that is personal, rounded to whole ones, in 0 .. 1.
       personal_epochs: passes over the data for the personal parameters; those for the shared ones are ``epochs``.
       weights: as in FedAvg, among the clients that share a parameter.
       statistics: treatment of running statistics, which are never personal one by one.
@@ -114,6 +114,6 @@ def grown_by_change(personal: Array, change: Array, growth: Any, bound: Any) -> 
       ([True, False, True, True, False], [True, False, True, False, False])
     """
     shared = (~personal).sum()
-    room = jnp.maximum(jnp.floor(bound * personal.size) - personal.sum(), 0)
+    room = jnp.maximum(jnp.round(bound * personal.size) - personal.sum(), 0)
     count = jnp.minimum(jnp.round(growth * shared), room)
     return personal | largest(jnp.where(personal, -jnp.inf, jnp.abs(change)), count)

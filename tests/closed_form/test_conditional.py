@@ -204,6 +204,8 @@ def test_the_ledger_of_a_run_has_what_each_client_was_spared():
         ("conditional_layers", {"groups": ("s", "s")}, "groups: 1 leaves are in more than one"),
         ("layers_by_client", {"examples": (1, 2)}, "examples: found 2 numbers; allowed are 1 .. 1"),
         ("layers_by_client", {"examples": (-1,)}, "examples: found -1"),
+        ("layers_by_client", {"examples": 20}, "examples: found 20; expected numbers"),
+        ("layers_by_client", {"examples": [2, 1]}, "examples: found .2, 1.; expected an ascending order"),
         ("layers_by_client", {"examples": ()}, "examples: found 0 numbers"),
     ],
 )

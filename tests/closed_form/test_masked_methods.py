@@ -12,6 +12,7 @@ import pytest
 
 import fedjax_pers as fp
 from fedjax_pers.aggregators.critical import collaborators, overlaps
+from fedjax_pers.algorithms.fedselect import grown_by_change
 from fedjax_pers.masks import masks_of, values_of
 from fedjax_pers.traffic import crossed
 from tests import toys
@@ -35,17 +36,20 @@ def costs():
 
 
 def test_a_round_of_fedcac_by_hand():
-    """From 1: (3, 3, 1, 1), (3, 2, 1, 1) and (1, 3, 3, 1); |change * value| is largest at 0, 1 twice and at 1, 2."""
-    cohort = cohort_of([5.0, 5, 1, 1], [5.0, 3, 1, 1], [1.0, 5, 5, 1])
+    """From 1: (3, 2.5, -1.1, 1), (3, 2, 1, 1) and (1, 3, 3, 1).
+
+    ``|change * value|`` is largest at 0 and 1 twice, and at 1 and 2; of the first client ``|change|`` is so at 2 and 0.
+    """
+    cohort = cohort_of([5.0, 4, -3.2, 1], [5.0, 3, 1, 1], [1.0, 5, 5, 1])
     algorithm = fp.method("fedcac").make(toys.quadratic((1.0,) * 4), lr=0.5, tau=0.5, beta=2)
     ((state, metrics),) = after(algorithm, cohort, 1)
     critical = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0]]
     assert state.aux["critical"]["w"].tolist() == np.array(critical, bool).tolist()
     # Overlaps 1, 1/2, 1/2: mean 2/3, threshold 2/3 + 1/2 * 1/3 = 5/6. The first two collaborate.
     np.testing.assert_allclose(state.aux["weights"], [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]], atol=1e-6)
-    np.testing.assert_allclose(state.shared["w"], [7 / 3, 8 / 3, 5 / 3, 1], atol=1e-6)
+    np.testing.assert_allclose(state.shared["w"], [7 / 3, 2.5, 2.9 / 3, 1], atol=1e-6)
     models = algorithm.personalize(state, cohort, 0)["w"]
-    expected = [[3, 2.5, 5 / 3, 1], [3, 2.5, 5 / 3, 1], [7 / 3, 3, 3, 1]]
+    expected = [[3, 2.25, 2.9 / 3, 1], [3, 2.25, 2.9 / 3, 1], [7 / 3, 3, 3, 1]]
     np.testing.assert_allclose(models, expected, atol=1e-6)
     up, down = crossed(costs(), metrics)
     assert up.tolist() == [25] * 3 and down.tolist() == [16] * 3
@@ -84,6 +88,14 @@ def test_two_rounds_of_fedselect_by_hand():
     moved = [crossed(costs(), metrics) for metrics in (costs_1, costs_2)]
     assert [up.tolist() for up, _ in moved] == [[25, 25], [21, 21]]
     assert [down.tolist() for _, down in moved] == [[16, 16], [12, 12]]
+
+
+def test_the_mask_grows_by_a_share_of_what_is_shared():
+    """Half of four, not of six; the bound of half of six is three."""
+    personal, change = jnp.array([1, 1, 0, 0, 0, 0], bool), jnp.array([9.0, 9, -4, 1, 2, 3])
+    for bound, expected in ((1.0, [1, 1, 1, 0, 0, 1]), (0.5, [1, 1, 1, 0, 0, 0]), (0.1, [1, 1, 0, 0, 0, 0])):
+        found = grown_by_change(personal, change, 0.5, bound)
+        assert found.tolist() == np.array(expected, bool).tolist()
 
 
 def test_fedselect_stops_at_its_bound():
@@ -139,6 +151,7 @@ def test_fedlp_sends_a_layer_as_often_as_it_says():
         ("fedselect", {"bound": 1.2}, "bound: found 1.2; allowed is 0 .. 1"),
         ("fedselect", {"personal_epochs": -1}, "personal_epochs: found -1"),
         ("fedlp", {"preserve": 0.0}, "preserve: found 0.0; allowed is a finite number above 0"),
+        ("fedlp", {"groups": "w"}, r"groups: found 'w'; expected selectors"),
         ("fedlp", {"preserve": 1.1}, "preserve: found 1.1; allowed is 0 .. 1"),
     ],
 )
