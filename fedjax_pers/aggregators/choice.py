@@ -46,7 +46,7 @@ def divergence(eps: float = 1e-8) -> LayerScore:
     """``d_l = sum_i p_i |w_il - w_l| / (|w_l| + eps)`` of what clients upload, ``w_l`` being their mean.
 
     Measured before the mean replaces them. The server sees each upload. Kernel and bias are one vector: a small bias
-    alone would look divergent.
+    alone would look divergent. NaN with fewer than two clients.
     """
 
     def collect(upload: Leaves, groups: Groups) -> Leaves:
@@ -60,7 +60,8 @@ def divergence(eps: float = 1e-8) -> LayerScore:
         def one(members: frozenset[str]) -> Array:
             apart = [((leaves[n] - mean[n]) ** 2).reshape(share.shape[0], -1).sum(1) for n in sorted(members)]
             size = sum(jnp.sum(mean[n] ** 2) for n in sorted(members))
-            return (share * jnp.sqrt(sum(apart))).sum() / (jnp.sqrt(size) + eps)
+            found = (share * jnp.sqrt(sum(apart))).sum() / (jnp.sqrt(size) + eps)
+            return jnp.where(received.accepted.sum() > 1, found, jnp.nan)
 
         return jnp.stack([one(members) for members in groups.values()])
 
@@ -128,9 +129,9 @@ def layer_choice(
     """The masked mean, with one choice of personal layers for all clients, made by the scores of layers.
 
     After ``warm_up`` full rounds, and then in every ``reselect_every``-th round, the ``count`` layers with the highest
-    (lowest) scores are personal. A round that says nothing of some layer changes no choice. ``Server.aux`` holds
-    ``"personal"`` (``bool [layers]``), ``"scores"`` (of the last measuring round, ``[layers]``) and ``"rounds"`` (those
-    in which somebody uploaded something).
+    (lowest) scores are personal. A round that should decide and says nothing of some layer, for there were not two
+    clients, is repeated. ``Server.aux`` holds ``"personal"`` (``bool [layers]``), ``"scores"`` (of the last measuring
+    round, ``[layers]``) and ``"rounds"`` (done, without repeated ones and those in which nobody uploaded anything).
 
     Args:
       groups: leaves by layer; leaves of no layer are always shared.
@@ -180,12 +181,13 @@ def layer_choice(
         found = score.read(received, summand, by_layer).astype(jnp.float32)
         anybody = received.accepted.any()
         rounds, personal = server.aux["rounds"], server.aux["personal"]
-        told = measures(server) & anybody & jnp.isfinite(found).all()
+        told = measures(server) & jnp.isfinite(found).all()
+        decides = measures(server) & (rounds + 1 >= warm_up)
         chosen = selected(sign * jnp.where(told, found, 0), personal, count, hysteresis)
         aux = {
-            "personal": jnp.where(told & (rounds + 1 >= warm_up), chosen, personal),
+            "personal": jnp.where(told & decides, chosen, personal),
             "scores": jnp.where(told, found, server.aux["scores"]),
-            "rounds": rounds + anybody,
+            "rounds": rounds + (anybody & (told | ~decides)),
         }
         return after._replace(aux=aux)
 

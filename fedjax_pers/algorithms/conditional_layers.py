@@ -62,7 +62,7 @@ def conditional_layers(
     ``"divergence"``: largest ``d_l = sum_i p_i |w_il - w_l| / |w_l|``, ``w_l`` the mean of the ``w_il``.
     ``"agreement"``: smallest mean cosine of the clients' updates of a layer,
     ``s_l = (|sum_i u_il|^2 - m) / (m (m - 1))``, which needs sums of unit vectors only. A personal layer begins at the
-    server's value.
+    server's value. Clients are compared, so a round has places for two at least.
 
     Args:
       task: model and loss.
@@ -103,6 +103,7 @@ def conditional_layers(
             weights=weights,
         ),
         newcomer=newly_chosen(_as_asked, _training_of(lr, newcomer_epochs, local)),
+        at_least=2,
     )
 
 

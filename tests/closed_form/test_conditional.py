@@ -99,9 +99,20 @@ def test_opposed_updates_do_not_agree():
     assert state.aux["personal"].tolist() == [False, True]
 
 
-def test_one_client_alone_changes_no_choice_by_agreement():
-    ((state, _),) = rounds_of(conditional(score="agreement", warm_up=1), [1.0], 1)
-    assert not state.aux["personal"].any() and int(state.aux["rounds"]) == 1
+@pytest.mark.parametrize("score", ["agreement", "divergence"])
+def test_with_one_client_alone_the_deciding_round_is_repeated(score):
+    algorithm, cohort = conditional(score=score, warm_up=1), toys.clients({"a": [[1.0], [3.0]]})
+    step, state = jax.jit(algorithm.step), toys.start(conditional(score=score, warm_up=1), 2)
+    for members in ([0], [1]):
+        state, _ = step(state, toys.only(cohort, members), jax.random.key(0))
+        assert not state.aux["personal"].any() and int(state.aux["rounds"]) == 0
+    state, _ = step(state, cohort, jax.random.key(0))
+    assert int(state.aux["rounds"]) == 1 and int(state.aux["personal"].sum()) == 1
+
+
+def test_a_run_with_one_client_a_round_is_refused():
+    with pytest.raises(ValueError, match="cohort_size: found 1; this method needs at least 2 clients"):
+        fp.run(toys.every_method("conditional_layers"), None, toys.federation((4, 3, 5)), 1, cohort_size=1)
 
 
 def scored(score, uploads, weights, shared):
