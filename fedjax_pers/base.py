@@ -155,6 +155,8 @@ class Metrics(NamedTuple):
       update_norm: scalar, L2 norm of the change of the shared leaves.
       said: ``{name: [clients]}``, single numbers that clients sent beside their leaves (losses, choices); ``{}`` in
         most methods.
+      spared_up: bytes of the upload that did not cross, as the client reported.
+      spared_down: bytes of the download that did not cross.
     """
 
     ids: Array
@@ -167,14 +169,27 @@ class Metrics(NamedTuple):
     transmitted: Array
     update_norm: Array
     said: dict[str, Array]
+    spared_up: Array | int = 0
+    spared_down: Array | int = 0
 
 
 class Report(NamedTuple):
-    """What a client says of its training (scalars): mean loss, steps taken, and whether it communicated."""
+    """What a client says of its round (scalars).
+
+    Attributes:
+      loss: mean loss over its steps.
+      steps: optimiser steps taken.
+      transmitted: whether it communicated.
+      spared_up: bytes of its upload that did not cross, ``int32``: trees have one shape in every round, what a mask
+        leaves out of them is not sent. 0 in most methods.
+      spared_down: bytes of its download that did not cross.
+    """
 
     loss: Array
     steps: Array
     transmitted: Array
+    spared_up: Array | int = 0
+    spared_down: Array | int = 0
 
 
 class Part(NamedTuple):

@@ -363,6 +363,7 @@ def _visit(
     download = aggregator.render(server_of(state, item.common), item.id)
     received, said, context = _received(layout, aggregator, download, state, cohort, item)
     parts, report = update(layout, received, context)
+    report = jax.tree.map(jnp.asarray, report)
     sizes = jnp.where(cohort.valid, cohort.size, 0)
     sender = Sender(item.id, item.size, report, said, cohort.ids, sizes)
     return _Visit(download, received.shared, parts, report, sender)
@@ -402,4 +403,6 @@ def _metrics(cohort: Cohort, out: Outcome, before: Leaves, after: Leaves) -> Met
         empty=out.empty,
         transmitted=cohort.valid & out.report.transmitted,
         update_norm=optax.tree.norm(change) if change else jnp.zeros(()),
+        spared_up=jnp.where(cohort.valid, out.report.spared_up, 0),
+        spared_down=jnp.where(cohort.valid, out.report.spared_down, 0),
     )

@@ -266,7 +266,10 @@ def moving_leaves(layout: Layout, parts: Parts, training: Leaves) -> Leaves:
 
 
 def phases(*updates: ClientUpdate) -> ClientUpdate:
-    """One phase after another; steps add up, the loss is that of the phases that took steps, weighted by steps."""
+    """One phase after another; steps add up, the loss is that of the phases that took steps, weighted by steps.
+
+    What phases say did not cross adds up too.
+    """
 
     def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
         reports = []
@@ -276,7 +279,8 @@ def phases(*updates: ClientUpdate) -> ClientUpdate:
         steps = sum(r.steps for r in reports)
         total = sum(jnp.where(r.steps > 0, r.loss, 0) * r.steps for r in reports)
         loss = jnp.where(steps > 0, total / jnp.maximum(steps, 1), jnp.nan)
-        return parts, Report(loss, steps, reports[-1].transmitted)
+        spared = (sum(r.spared_up for r in reports), sum(r.spared_down for r in reports))
+        return parts, Report(loss, steps, reports[-1].transmitted, *spared)
 
     require(len(updates) > 0, "phases: none were given; a client update needs at least one")
     return update

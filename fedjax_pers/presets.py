@@ -318,3 +318,22 @@ def model_of(task: Task, variables: Any = None) -> Model:
     batch = {name: jax.ShapeDtypeStruct((2, *shape), dtype) for name, shape, dtype in task.example}
     batch["weight"] = jax.ShapeDtypeStruct((2,), "float32")
     return Model(model_order(task.metrics, variables, batch), task.kinds)
+
+
+def layers(leaves: Mapping[str, Any], model: Model | None = None) -> dict[str, frozenset[str]]:
+    """Leaves by the layer that they belong to, kernel and bias together, in order of use where that is known.
+
+    Norms go to the layer that they follow, as in :func:`head`; where the order of use is unknown they are layers.
+
+    Example:
+      >>> found = layers({"z/w": 0, "z/b": 0, "bn/scale": 0, "a/w": 0}, Model(("z/w", "z/b", "bn/scale", "a/w")))
+      >>> {name: sorted(members) for name, members in found.items()}
+      {'z': ['bn/scale', 'z/b', 'z/w'], 'a': ['a/w']}
+    """
+    found: dict[str, set[str]] = {}
+    if model is not None and model.order is not None:
+        found = _layers(leaves, model, "layer")
+    else:
+        for path, place in places(leaves).items():
+            found.setdefault(_group(place, "layer"), set()).add(path)
+    return {name or "model": frozenset(members) for name, members in found.items() if members}

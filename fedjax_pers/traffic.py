@@ -12,14 +12,14 @@ import numpy as np
 
 from fedjax_pers.base import Metrics, State
 from fedjax_pers.compose import Algorithm
-from fedjax_pers.trees import num_bytes
+from fedjax_pers.trees import num_bytes, wire_bytes
 
 METADATA_UP = 8
 """A client that uploads says how many examples it has: one 64-bit number."""
 
 
 class Traffic(NamedTuple):
-    """Bytes of one client in a round in which it communicates.
+    """Bytes of one client in a round in which it communicates, before what it spares (see ``Report.spared_up``).
 
     Attributes:
       down: the leaves it receives.
@@ -55,7 +55,7 @@ def traffic(algorithm: Algorithm, state: State, pool: Any) -> Traffic:
     down, up, row = _crossing(algorithm.exchange, structure, shapes)
     metadata = METADATA_UP if up else 0
     names = (tuple(sorted(up)), tuple(sorted(row)))
-    return Traffic(num_bytes(down), num_bytes(up), metadata, num_bytes(row), num_bytes(state.frozen), *names)
+    return Traffic(wire_bytes(down), wire_bytes(up), metadata, num_bytes(row), num_bytes(state.frozen), *names)
 
 
 @functools.lru_cache(maxsize=64)  # to trace a client's round takes as long as many rounds
@@ -65,7 +65,22 @@ def _crossing(exchange: Callable[..., Any], structure: Any, shapes: tuple[jax.Sh
     return jax.eval_shape(lambda s, p, key: exchange(s, p.cohort(first), key), state, pool, jax.random.key(0))
 
 
+def crossed(costs: Traffic, metrics: Metrics) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes up and down of each client, ``[..., clients]``: those of the trees that it exchanged, less what it spared.
+
+    Example:
+      >>> costs = Traffic(down=40, up=40, metadata_up=8, row=0, first_down=0, upload_paths=(), personal_paths=())
+      >>> there = np.array([True, True, False])
+      >>> metrics = Metrics(*[None] * 7, there, None, {}, spared_up=np.array([0, 30, 0]), spared_down=np.zeros(3, int))
+      >>> [x.tolist() for x in crossed(costs, metrics)]
+      [[48, 18, 0], [40, 40, 0]]
+    """
+    sent = np.asarray(metrics.transmitted)
+    up = costs.up + costs.metadata_up - np.asarray(metrics.spared_up, np.int64)
+    return np.where(sent, up, 0), np.where(sent, costs.down - np.asarray(metrics.spared_down, np.int64), 0)
+
+
 def megabytes(costs: Traffic, metrics: Metrics) -> tuple[np.ndarray, np.ndarray]:
     """Megabytes (10^6 bytes) up and down of all clients together, by round ``[rounds]``."""
-    clients = np.asarray(metrics.transmitted).sum(axis=1)
-    return clients * (costs.up + costs.metadata_up) / 1e6, clients * costs.down / 1e6
+    up, down = crossed(costs, metrics)
+    return up.sum(axis=1) / 1e6, down.sum(axis=1) / 1e6

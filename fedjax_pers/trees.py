@@ -66,3 +66,15 @@ def num_bytes(tree: Any) -> int:
       176
     """
     return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def wire_bytes(tree: Any) -> int:
+    """Bytes of all leaves as they are sent: as :func:`num_bytes`, but what is true or false takes one bit.
+
+    Example:
+      >>> wire_bytes({"kernel": jnp.zeros((10, 4)), "mask": jnp.zeros((10, 4), bool)})
+      165
+    """
+    bits = [x for x in jax.tree.leaves(tree) if x.dtype == bool]
+    others = [x for x in jax.tree.leaves(tree) if x.dtype != bool]
+    return num_bytes(others) + -(-num_bytes(bits) // 8)

@@ -43,6 +43,7 @@ LAYERS = {
         "local",
         "fisher",
         "tuning",
+        "masks",
         "aggregators",
         "executors",
         "stores",

@@ -89,6 +89,8 @@ FORMULAS = {
     "domain_experts": (WHOLE, WHOLE + 4 + 1, 0),
     "knn_per": (WHOLE, 0, 0),
     "pfedmoe": (WHOLE - HEAD, WHOLE + 2 * (4 + 1), 0),
+    **{name: (WHOLE, WHOLE, 0) for name in ("conditional_layers", "layers_by_client", "fedselect")},  # copies
+    **{name: (WHOLE, 0, 0) for name in ("fedcac", "fedlp")},
 }
 SAID = {
     **dict.fromkeys(("afl", "agnostic_fedavg", "qffl", "term", "drfa"), 1),
@@ -99,6 +101,15 @@ SAID = {
 }
 """Scalars that go up besides: losses, the number of a cluster, shares of three models, the usage of two experts, mean
 features by class and their variance."""
+LEAVES = 7
+MASKS = {
+    "conditional_layers": (LEAVES + 1, LEAVES),
+    "layers_by_client": (LEAVES, LEAVES),
+    "fedselect": (WHOLE, WHOLE),
+    "fedcac": (WHOLE, 0),
+    "fedlp": (LEAVES, 0),
+}
+"""Bits that travel each way beside what FORMULAS says, in whole bytes, and bytes that are kept: masks."""
 MODELS_DOWN = {"ifca": 2, "fedfomo": 3, "apple": 3}
 TOLD = {"apple": 3 + 1 + 1, "fedex_lora": HIDDEN, "flora": HIDDEN}
 """Scalars that come down besides: shares of three clients, the client's own number, and that of the round; the weights
@@ -115,9 +126,10 @@ def test_every_method_is_counted_by_its_formula(federation, name):
     algorithm = fp.method(name).make(toys.classifier(norm=True), **toys.small(name))
     found = fp.traffic(algorithm, toys.start(algorithm, 3), pool_of(federation, "train"))
     travels, kept, once = FORMULAS[name]
-    assert found.up == 4 * (travels + SAID.get(name, 0))
-    assert found.down == 4 * (travels * MODELS_DOWN.get(name, 1) + TOLD.get(name, 0))
-    assert (found.row, found.first_down) == (4 * kept, 4 * once)
+    bits, kept_masks = MASKS.get(name, (0, 0))
+    assert found.up == 4 * (travels + SAID.get(name, 0)) + -(-bits // 8)
+    assert found.down == 4 * (travels * MODELS_DOWN.get(name, 1) + TOLD.get(name, 0)) + -(-bits // 8)
+    assert (found.row, found.first_down) == (4 * kept + kept_masks, 4 * once)
     assert found.metadata_up == (8 if travels else 0)
     assert set(found.upload_paths).isdisjoint(found.personal_paths)
 

@@ -162,6 +162,9 @@ ROLES = {
     "bitfit": {"also": "bias"},
     "pfedmoe": {"head": "kernel"},
     "knn_per": {"head": "kernel"},
+    "conditional_layers": {"groups": ("kernel", "bias")},
+    "layers_by_client": {"groups": ("kernel", "bias")},
+    "fedlp": {"groups": ("kernel", "bias")},
 }
 """Settings that name leaves of :func:`softmax_regression`."""
 

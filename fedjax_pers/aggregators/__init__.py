@@ -2,11 +2,14 @@
 
 from fedjax_pers.aggregators.agnostic import fair, minimax, tilted
 from fedjax_pers.aggregators.base import Aggregator, Collected, Sender, Server, Survey, aggregate
+from fedjax_pers.aggregators.choice import layer_choice
 from fedjax_pers.aggregators.clustered import hypotheses
 from fedjax_pers.aggregators.collaboration import collaborating_heads, collaboration
+from fedjax_pers.aggregators.critical import critical_collaboration
 from fedjax_pers.aggregators.distributional import distributionally_robust
 from fedjax_pers.aggregators.factors import of_ranks, residual, sparsity_weighted, stacking
 from fedjax_pers.aggregators.grouping import decomposed_cosines, fedgroup
+from fedjax_pers.aggregators.masked import masked_mean
 from fedjax_pers.aggregators.mean import mean
 from fedjax_pers.aggregators.measures import Crowd, input_moments, of_leaves, of_models, of_moments, of_updates
 from fedjax_pers.aggregators.pairwise import cosines, squared_distances
@@ -30,6 +33,7 @@ __all__ = [
     "collaboration",
     "core_models",
     "cosines",
+    "critical_collaboration",
     "decomposed_cosines",
     "distributionally_robust",
     "fair",
@@ -42,6 +46,8 @@ __all__ = [
     "hypotheses",
     "input_moments",
     "krum",
+    "layer_choice",
+    "masked_mean",
     "mean",
     "median",
     "minimax",

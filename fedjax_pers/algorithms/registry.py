@@ -72,6 +72,8 @@ def register(name: str, **about: Any) -> Callable[[Callable[..., Algorithm]], Ca
         def make(task: Task, **settings: Any) -> Algorithm:
             require(isinstance(task, Task), f"task: found {type(task).__name__}; expected a fedjax_pers.Task")
             known = _settings(factory)
+            # Programs are kept by settings, so these must have a hash; JSON knows lists alone.
+            settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
             for setting in settings:
                 one_of(f"{name} setting", setting, known)
                 if isinstance(known[setting], float):  # under its own name, before a phase calls it "lr"

@@ -12,9 +12,10 @@ from fedjax_pers.base import Metrics, State
 from fedjax_pers.config import Config
 from fedjax_pers.data import Federation
 from fedjax_pers.evaluation.statistics import summarize
+from fedjax_pers.masks import personal_shares
 from fedjax_pers.simulate.retention import Retention
 from fedjax_pers.simulate.run import Block, Table
-from fedjax_pers.traffic import Traffic
+from fedjax_pers.traffic import Traffic, crossed
 
 _MEGABYTE = 10**6
 Row = dict[str, Any]
@@ -32,15 +33,15 @@ class Ledger:
         """The rows of a block's rounds; the last one has the evaluation, where there was one."""
         rows = [self._row(_of_round(block.metrics, place)) for place in range(len(block.metrics.update_norm))]
         if block.table is not None:
-            rows[-1] |= means(block.table) | clusters(block.state)
+            rows[-1] |= means(block.table) | clusters(block.state) | personal(block.state)
         return rows
 
     def _row(self, metrics: Metrics) -> Row:
         self._round += 1
         here = metrics.ids < self._federation.num_clients
         trained = here & ~metrics.rejected & ~metrics.empty
-        sent = int(metrics.transmitted.sum())
-        moved = {"up": sent * (self._costs.up + self._costs.metadata_up), "down": sent * self._costs.down}
+        up, down = crossed(self._costs, metrics)
+        moved = {"up": int(up.sum()), "down": int(down.sum())}
         self._total = {way: self._total[way] + moved[way] for way in moved}
         loss = means_of(metrics.loss[trained], metrics.examples[trained])
         return {
@@ -50,7 +51,7 @@ class Ledger:
             "sampled": None if here.sum() == self._federation.num_clients else self._names(metrics.ids[here]),
             "rejected": self._names(metrics.ids[metrics.rejected]),
             "empty": self._names(metrics.ids[metrics.empty]),
-            "communicated": sent,
+            "communicated": int(metrics.transmitted.sum()),
             "skipped": None if trained.any() else _reason(metrics),
             "train_loss_weighted_mean": loss[0],
             "train_loss_unweighted_mean": loss[1],
@@ -115,6 +116,13 @@ def clusters(state: State) -> Row:
     sizes = [int((members == cluster).sum()) for cluster in range(count)]
     empty = [cluster for cluster, size in enumerate(sizes) if not size]
     return {"clusters": {"members": sizes, "empty": empty, "clients_without": int((members < 0).sum())}}
+
+
+def personal(state: State) -> Row:
+    """How much of each layer is personal, on average over clients that took part, where that is decided in the run."""
+    there = np.asarray(state.seen) > 0
+    shares = personal_shares(state) if there.any() else {}
+    return {"personal_share": {layer: float(x[there].mean()) for layer, x in shares.items()}} if shares else {}
 
 
 def accuracy(row: Mapping[str, Any]) -> float | None:
@@ -200,6 +208,7 @@ def summary(
         "rejected_clients": rejected,
         "skipped_rounds": [row["round"] for row in rows if row["skipped"]],
         "clusters": last.get("clusters"),
+        "personal_share": last.get("personal_share"),
         "traffic": {
             "bytes_up_per_client_and_round": costs.up + costs.metadata_up,
             "bytes_down_per_client_and_round": costs.down,
