@@ -138,6 +138,7 @@ def compose(
         parts, shared = _starting(bound, aggregator, params, key)
         parts = bound.grown(parts, num_clients)
         server = aggregator.init(shared, bound.trainable & frozenset(shared), num_clients)
+        server = aggregator.draw(server, fold_name(as_key(key), "server"))
         return State(
             shared=server.shared,
             rows=stack_rows(parts.personal, num_clients),

@@ -39,6 +39,7 @@ LAYERS = {
         "layouts",
         "objectives",
         "features",
+        "generators",
         "mixtures",
         "local",
         "fisher",

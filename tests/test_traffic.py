@@ -88,6 +88,7 @@ FORMULAS = {
     "pfl_moe": (WHOLE, 4 + 1, 0),
     "domain_experts": (WHOLE, WHOLE + 4 + 1, 0),
     "knn_per": (WHOLE, 0, 0),
+    "pfedhn": (WHOLE, 0, 0),  # neither the generator nor embeddings
     "pfedmoe": (WHOLE - HEAD, WHOLE + 2 * (4 + 1), 0),
     **{name: (WHOLE, WHOLE, 0) for name in ("conditional_layers", "layers_by_client", "fedselect")},  # copies
     **{name: (WHOLE, 0, 0) for name in ("fedcac", "fedlp")},
@@ -111,9 +112,9 @@ MASKS = {
 }
 """Bits that travel each way beside what FORMULAS says, in whole bytes, and bytes that are kept: masks."""
 MODELS_DOWN = {"ifca": 2, "fedfomo": 3, "apple": 3}
-TOLD = {"apple": 3 + 1 + 1, "fedex_lora": HIDDEN, "flora": HIDDEN}
+TOLD = {"apple": 3 + 1 + 1, "fedex_lora": HIDDEN, "flora": HIDDEN + 1, "hetlora": 1}
 """Scalars that come down besides: shares of three clients, the client's own number, and that of the round; the weights
-that a server changes and nobody trains."""
+that a server changes and nobody trains, the rank of a client's factors."""
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from fedjax_pers.aggregators.critical import critical_collaboration
 from fedjax_pers.aggregators.distributional import distributionally_robust
 from fedjax_pers.aggregators.factors import of_ranks, residual, sparsity_weighted, stacking
 from fedjax_pers.aggregators.grouping import decomposed_cosines, fedgroup
+from fedjax_pers.aggregators.hypernetworks import hypernetwork
 from fedjax_pers.aggregators.masked import masked_mean
 from fedjax_pers.aggregators.mean import mean
 from fedjax_pers.aggregators.measures import Crowd, input_moments, of_leaves, of_models, of_moments, of_updates
@@ -43,6 +44,7 @@ __all__ = [
     "geometric_median",
     "heurfedamp",
     "hierarchical",
+    "hypernetwork",
     "hypotheses",
     "input_moments",
     "krum",

@@ -82,6 +82,11 @@ def everybody(server: Server, cohort: Cohort) -> Cohort:
     return cohort
 
 
+def nothing_drawn(server: Server, key: Array) -> Server:
+    """The model is all that is random at the start."""
+    return server
+
+
 class Aggregator(NamedTuple):
     """How uploads change the server, as pure functions that add up over clients.
 
@@ -106,6 +111,7 @@ class Aggregator(NamedTuple):
       whole: ``whole(server) -> leaves`` of the global model; ``None`` where there is no such model.
       invite: ``invite(server, cohort) -> cohort``: which of the clients that are there take part, by what the server
         knows, in ascending order of id, padding last; all of them by default.
+      draw: ``draw(server, key) -> Server``: what of a run's first server is random, beside the model.
       starts: shared leaves are stacked from so many random starts, ``[starts, ...]``, where it is more than 1.
       sees: what the server must know of a single client, in words; by default the upload of each where ``collect`` is
         given, and nothing where it is not: sums over clients are enough, so that secure aggregation is possible.
@@ -124,6 +130,7 @@ class Aggregator(NamedTuple):
     settle: Callable[[Layout, Parts, Context], Leaves] | None = None
     whole: Callable[[Server], Leaves] | None = shared_leaves
     invite: Callable[[Server, Cohort], Cohort] = everybody
+    draw: Callable[[Server, Array], Server] = nothing_drawn
     starts: int = 1
     sees: str | None = None
 

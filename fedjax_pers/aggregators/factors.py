@@ -11,8 +11,12 @@ import jax.numpy as jnp
 from fedjax_pers.adapters import Slot
 from fedjax_pers.aggregators.base import Aggregator, Sender, Server
 from fedjax_pers.aggregators.mean import Weights, mean, not_zero
-from fedjax_pers.base import Array, Leaves
+from fedjax_pers.base import Array, Context, Leaves, Parts, Report
 from fedjax_pers.checks import positive_int, require
+from fedjax_pers.layouts import Layout
+from fedjax_pers.local import ClientUpdate
+
+RANK = "rank"
 
 
 def residual(places: tuple[Slot, ...], scale: Any, *, weights: Weights = "examples") -> Aggregator:
@@ -106,7 +110,8 @@ def _merging(places: tuple[Slot, ...], weights: Weights, merge: Any) -> Aggregat
 def of_ranks(aggregator: Aggregator, places: tuple[Slot, ...], ranks: tuple[int, ...]) -> Aggregator:
     """The aggregator, whose clients have factors of rank ``ranks[id % len(ranks)]``: the rest of them is zero.
 
-    A row and a column that are both zero have no gradient, so that they stay zero while a client trains.
+    A row and a column that are both zero have no gradient, so that they stay zero while a client trains. A client is
+    told its rank (:func:`padding_spared` takes the zeros off its traffic).
 
     Args:
       aggregator: of factors of the largest rank.
@@ -118,9 +123,24 @@ def of_ranks(aggregator: Aggregator, places: tuple[Slot, ...], ranks: tuple[int,
     def render(server: Server, client_id: Array) -> Leaves:
         rank = jnp.asarray(ranks, jnp.int32)[client_id % len(ranks)]
         download = aggregator.render(server, client_id)
-        return download | {n: x for place in places for n, x in place.truncated(download, rank).items()}
+        return download | {n: x for place in places for n, x in place.truncated(download, rank).items()} | {RANK: rank}
 
-    return aggregator._replace(render=render)
+    def pick(download: Leaves, said: dict[str, Array]) -> Leaves:
+        return aggregator.pick(without(download, {RANK}), said)
+
+    return aggregator._replace(render=render, pick=pick)
+
+
+def padding_spared(update: ClientUpdate, places: tuple[Slot, ...], rank: int) -> ClientUpdate:
+    """The client update, whose report says how many bytes are the padding of factors from its own rank to ``rank``."""
+    numbers = sum(sum(place.size) * jnp.dtype(place.dtype).itemsize for place in places)  # of one unit of rank
+
+    def padded(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+        parts, report = update(layout, parts, context)
+        spared = jnp.int32(numbers) * (rank - context.download[RANK])
+        return parts, report._replace(spared_up=report.spared_up + spared, spared_down=report.spared_down + spared)
+
+    return padded
 
 
 def sparsity_weighted(places: tuple[Slot, ...], *, weights: Weights = "examples") -> Aggregator:

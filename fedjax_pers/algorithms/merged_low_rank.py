@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fedjax_pers.adapters import Slot, lora, scale_of, slots
 from fedjax_pers.adapters.layouts import on_backbone, with_weights_on_server
 from fedjax_pers.aggregators import Aggregator, of_ranks, residual, sparsity_weighted, stacking
-from fedjax_pers.aggregators.factors import checked_ranks
+from fedjax_pers.aggregators.factors import checked_ranks, padding_spared
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics
-from fedjax_pers.local import train
+from fedjax_pers.local import ClientUpdate, train
 from fedjax_pers.paths import SelectorLike, as_selector, everything
 from fedjax_pers.presets import head
 
@@ -24,16 +25,16 @@ def _on_server(
     backbone_statistics: Statistics,
     rank: int,
     alpha: float,
-    aggregator: Any,
-    **train_settings: Any,
+    client: Callable[[tuple[Slot, ...]], ClientUpdate],
+    aggregator: Callable[[tuple[Slot, ...], float], Aggregator],
 ) -> Algorithm:
-    """Factors on weights that the server changes; ``aggregator(places, scale)``."""
+    """Factors on weights that the server changes."""
     chosen = as_selector(on) & ~as_selector(also)
     places = slots(task, chosen, rank)
     return compose(
         lora(task, chosen, rank=rank, alpha=alpha),
         layout=with_weights_on_server(places, also=also, statistics=backbone_statistics),
-        client=train(**train_settings),
+        client=client(places),
         aggregator=aggregator(places, scale_of(rank, alpha)),
     )
 
@@ -82,7 +83,10 @@ def fedex_lora(
     def aggregator(places: tuple[Slot, ...], scale: float) -> Aggregator:
         return residual(places, scale, weights=weights)
 
-    return _on_server(task, on, also, backbone_statistics, rank, alpha, aggregator, lr=lr, **local)
+    def client(places: tuple[Slot, ...]) -> ClientUpdate:
+        return train(lr, **local)
+
+    return _on_server(task, on, also, backbone_statistics, rank, alpha, client, aggregator)
 
 
 @register(
@@ -125,14 +129,17 @@ def flora(
 
     Differences from the paper: the merged weight is sent, not the stacked factors (fewer numbers as soon as the ranks
     of a round add up to more than ``inputs outputs / (inputs + outputs)``); new first factors are drawn by the server,
-    the same for all. Factors are padded with zeros to the largest rank: what is counted as traffic is that size.
+    the same for all.
     """
     rank = checked_ranks(ranks)
 
     def aggregator(places: tuple[Slot, ...], scale: float) -> Aggregator:
         return of_ranks(stacking(places, scale, rank, weights=weights), places, ranks)
 
-    return _on_server(task, on, also, backbone_statistics, rank, alpha, aggregator, lr=lr, **local)
+    def client(places: tuple[Slot, ...]) -> ClientUpdate:
+        return padding_spared(train(lr, **local), places, rank)
+
+    return _on_server(task, on, also, backbone_statistics, rank, alpha, client, aggregator)
 
 
 @register(
@@ -171,13 +178,13 @@ def hetlora(
       backbone_statistics: running statistics are the backbone's (``"ignore"``), kept ``"local"``, or ``"average"``d.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
-    Differences from the paper: clients do not prune their own rank; what is counted as traffic is the padded size.
+    Differences from the paper: clients do not prune their own rank.
     """
     chosen, rank = as_selector(on) & ~as_selector(also), checked_ranks(ranks)
     places = slots(task, chosen, rank)
     return compose(
         lora(task, chosen, rank=rank, alpha=alpha),
         layout=on_backbone(statistics=backbone_statistics, also=also),
-        client=train(lr, **local),
+        client=padding_spared(train(lr, **local), places, rank),
         aggregator=of_ranks(sparsity_weighted(places, weights=weights), places, ranks),
     )

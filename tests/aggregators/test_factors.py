@@ -125,6 +125,7 @@ def test_a_client_receives_factors_of_its_rank(slot):
     server = aggregator.init(full, frozenset(full), 3)
     for client, rank in ((0, 1), (1, 2), (2, 1)):
         received = aggregator.render(server, jnp.int32(client))
+        assert received["rank"] == rank
         assert np.linalg.matrix_rank(slot.product(received)) == 1  # of ones
         a, b = (received[name] for name in slot.names)
         assert (a.sum(), b.sum()) == ((rank * 5, rank * 4) if slot.outputs_first else (rank * 4, rank * 5))

@@ -141,6 +141,14 @@ def test_clients_of_lower_rank_send_zeros_beyond_it():
         assert [bool(x.any()) for x in np.asarray(upload[A]).T] == [True] * rank + [False] * (3 - rank)
 
 
+@pytest.mark.parametrize("name", ["hetlora", "flora"])
+def test_zeros_beyond_a_rank_are_not_charged(name):
+    """Beside 4 x 5 weights rank r has (4 + 5) r numbers of 4 bytes; the largest rank is 3."""
+    algorithm = fp.method(name).make(task(), ranks=(1, 3), **LOCAL)
+    _, metrics = algorithm.step(toys.start(algorithm, 3), toys.labelled_clients(SIZES), 0)
+    assert metrics.spared_up.tolist() == metrics.spared_down.tolist() == [4 * 9 * 2, 0, 4 * 9 * 2]
+
+
 def test_pfedlora_shares_the_adapters_and_keeps_the_model():
     algorithm = fp.method("pfedlora").make(task(), rank=RANK, lr=0.3, batch_size=4)
     state = toys.start(algorithm, 3)
