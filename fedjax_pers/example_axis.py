@@ -96,8 +96,10 @@ def _follow_call(equation: Any, operands: Sequence[Known]) -> list[Known] | None
 
 
 def _dot_general(equation: Any, operands: Sequence[Known]) -> int | None:
-    (contracted, _), (batched, _) = equation.params["dimension_numbers"]
+    (contracted, _), (batched, batched_right) = equation.params["dimension_numbers"]
     (left, right), rank = operands, equation.invars[0].aval.ndim
+    if (left.axis, right.axis) in zip(batched, batched_right, strict=True):  # attention: an example with itself
+        return tuple(batched).index(left.axis)
     if right.axis is not None:
         return _dot_from_the_right(equation, operands)
     if left.axis in contracted or left.axis in batched:

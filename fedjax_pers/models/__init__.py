@@ -11,6 +11,7 @@ Models with batch normalisation take ``mask``, the rows of a batch that count.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from flax import linen as nn
@@ -18,21 +19,46 @@ from flax import linen as nn
 from fedjax_pers.base import Example
 from fedjax_pers.checks import one_of, positive_int, require
 from fedjax_pers.models.dense import Mlp, linear, mlp, mlp_norm
-from fedjax_pers.models.images import Cnn, ResNet8, cnn, cnn_norm, resnet8
+from fedjax_pers.models.images import Cnn, MobileNet, ResNet, cnn, cnn_norm, mobilenet, resnet8, resnet20
 from fedjax_pers.models.layers import Lstm
-from fedjax_pers.models.text import CharLstm, char_lstm
+from fedjax_pers.models.series import Cnn1d, cnn1d
+from fedjax_pers.models.text import CharLstm, FastText, TextCnn, char_lstm, fasttext, text_cnn
+from fedjax_pers.models.transformer import CharTransformer, char_transformer
 
-__all__ = ["CharLstm", "Cnn", "Lstm", "Mlp", "ResNet8", "build", "names", "settings"]
+__all__ = [
+    "CharLstm",
+    "CharTransformer",
+    "Cnn",
+    "Cnn1d",
+    "FastText",
+    "Lstm",
+    "Mlp",
+    "MobileNet",
+    "ResNet",
+    "TextCnn",
+    "build",
+    "names",
+    "settings",
+]
 
-_FACTORIES = {factory.__name__: factory for factory in (linear, mlp, mlp_norm, cnn, cnn_norm, resnet8, char_lstm)}
+_FACTORIES: dict[str, Callable[..., nn.Module]] = {
+    factory.__name__: factory
+    for factory in (
+        *(linear, mlp, mlp_norm),
+        *(cnn, cnn_norm, resnet8, resnet20, mobilenet),
+        cnn1d,
+        *(char_lstm, char_transformer),
+        *(fasttext, text_cnn),
+    )
+}
 
 
 def names() -> tuple[str, ...]:
     """The models that :func:`build` knows.
 
     Example:
-      >>> names()
-      ('linear', 'mlp', 'mlp_norm', 'cnn', 'cnn_norm', 'resnet8', 'char_lstm')
+      >>> len(names()), names()[:5]
+      (13, ('linear', 'mlp', 'mlp_norm', 'cnn', 'cnn_norm'))
     """
     return tuple(_FACTORIES)
 

@@ -41,14 +41,33 @@ def images(model: str, example: Example, smallest: int) -> None:
     )
 
 
+def series(model: str, example: Example, shortest: int) -> None:
+    """ValueError unless ``x`` is ``(time, ...)``, floating, of at least ``shortest`` steps."""
+    shape = _floating(model, example)
+    require(
+        len(shape) >= 1 and shape[0] >= shortest and 0 not in shape,
+        f"{model}: found x of shape {shape}; expected (time, channels) with at least {shortest} steps",
+    )
+
+
+def _whole(model: str, example: Example, name: str, expected: str) -> None:
+    shape, dtype = _field(model, example, name)
+    require(
+        len(shape) == expected.count("time") and jnp.issubdtype(dtype, jnp.integer),
+        f"{model}: found {name} of shape {shape} and dtype {dtype}; expected whole numbers of shape {expected}",
+    )
+
+
 def tokens(model: str, example: Example) -> None:
     """ValueError unless ``x`` and ``y`` are whole numbers of shape ``(time,)``."""
-    for name in ("x", "y"):
-        shape, dtype = _field(model, example, name)
-        require(
-            len(shape) == 1 and jnp.issubdtype(dtype, jnp.integer),
-            f"{model}: found {name} of shape {shape} and dtype {dtype}; expected whole numbers of shape (time,)",
-        )
+    _whole(model, example, "x", "(time,)")
+    _whole(model, example, "y", "(time,)")
+
+
+def texts(model: str, example: Example) -> None:
+    """ValueError unless ``x`` is whole numbers of shape ``(time,)`` and ``y`` one whole number."""
+    _whole(model, example, "x", "(time,)")
+    _whole(model, example, "y", "()")
 
 
 def widths(name: str, values: Iterable[Any]) -> tuple[int, ...]:

@@ -8,56 +8,26 @@ import numpy as np
 import pytest
 
 from fedjax_pers import models
+from fedjax_pers.executors.fast import fast_convolutions
 from fedjax_pers.paths import flatten, select
 from fedjax_pers.presets import depth, head, model_of, norm
 from fedjax_pers.tasks import from_model
-
-IMAGE = (("x", (8, 8, 1), "float32"), ("y", (), "int32"))
-FLAT = (("x", (6,), "float32"), ("y", (), "int32"))
-TEXT = (("x", (5,), "int32"), ("y", (5,), "int32"))
-SMALL = {
-    "linear": (FLAT, {}),
-    "mlp": (FLAT, {"hidden": (7,)}),
-    "mlp_norm": (FLAT, {"hidden": (8, 4)}),
-    "cnn": (IMAGE, {"channels": (2, 3), "hidden": 4}),
-    "cnn_norm": (IMAGE, {"channels": (2, 3), "hidden": 4}),
-    "resnet8": (IMAGE, {"channels": (2, 3, 4)}),
-    "char_lstm": (TEXT, {"embedding": 3, "hidden": 4}),
-}
-
-
-def task_of(name, **settings):
-    example, small = SMALL[name]
-    return from_model(example, name, num_classes=9, **{**small, **settings})
-
-
-def leaves_of(task):
-    """Float64 leaves by path: no bias 0, no scale 1, variances positive."""
-    draw = np.random.default_rng(0)
-    shapes = flatten(jax.eval_shape(task.init, jax.random.key(0)))
-    return {
-        path: draw.uniform(0.5, 1.5, leaf.shape)
-        if path.endswith(("scale", "var"))
-        else 0.5 * draw.normal(size=leaf.shape)
-        for path, leaf in shapes.items()
-    }
-
-
-def nested(leaves):
-    tree = {}
-    for path, leaf in leaves.items():
-        *above, name = path.split("/")
-        node = tree
-        for key in above:
-            node = node.setdefault(key, {})
-        node[name] = jnp.asarray(leaf)
-    return tree
-
-
-def sizes(name, example, num_classes, **settings):
-    task = from_model(example, name, num_classes=num_classes, **settings)
-    leaves = flatten(jax.eval_shape(task.init, jax.random.key(0)))
-    return sum(leaf.size for path, leaf in leaves.items() if path.startswith("params/"))
+from tests.models.by_hand import (
+    FLAT,
+    IMAGE,
+    SENTENCE,
+    SERIES,
+    SMALL,
+    TEXT,
+    convolved,
+    leaves_of,
+    nested,
+    normalise,
+    pooled,
+    relu,
+    sizes,
+    task_of,
+)
 
 
 def test_every_model_is_in_the_table():
@@ -74,7 +44,12 @@ def test_a_step_changes_every_parameter_and_gives_one_output_per_class(name):
     batch = {"x": x, "y": draw.integers(0, 9, (4, *fields["y"]))}
     variables = nested(leaves_of(task))
     gradient, tracked = jax.jit(jax.grad(task.loss, has_aux=True))(variables, batch, jax.random.key(0))
-    assert all(np.abs(g).max() > 0 for path, g in flatten(gradient).items() if path.startswith("params/"))
+    assert all(
+        np.abs(g).max() > 0
+        for path, g in flatten(gradient).items()
+        # A number added to all scores of a query changes no attention.
+        if path.startswith("params/") and not path.endswith("attention/key/bias")
+    )
     assert set(tracked) == {path for path in flatten(variables) if path.startswith("batch_stats/")}
     outputs, _ = jax.eval_shape(lambda v: task.apply(v, batch, None), variables)
     assert outputs.shape == (4, *fields["y"], 9)
@@ -89,7 +64,10 @@ def test_the_head_is_called_head_and_used_last(name):
 
 @pytest.mark.parametrize(
     ("name", "first"),
-    [("mlp", "hidden1"), ("cnn", "conv1"), ("resnet8", "stem"), ("char_lstm", "embedding"), ("cnn_norm", "conv1")],
+    [
+        *(("mlp", "hidden1"), ("cnn", "conv1"), ("resnet8", "stem"), ("char_lstm", "embedding"), ("cnn_norm", "conv1")),
+        *(("mobilenet", "stem"), ("cnn1d", "conv1"), ("char_transformer", "embedding"), ("text_cnn", "embedding")),
+    ],
 )
 def test_the_first_layer_is_called_what_it_is(name, first):
     task = task_of(name)
@@ -99,7 +77,7 @@ def test_the_first_layer_is_called_what_it_is(name, first):
 
 
 @pytest.mark.parametrize("kind", ["batch", "group", "layer"])
-@pytest.mark.parametrize("name", ["mlp_norm", "cnn_norm", "resnet8"])
+@pytest.mark.parametrize("name", ["mlp_norm", "cnn_norm", "resnet8", "mobilenet", "cnn1d"])
 def test_norms_are_found_by_name_and_by_type(name, kind):
     task = task_of(name, norm=kind)
     leaves = flatten(jax.eval_shape(task.init, jax.random.key(0)))
@@ -131,8 +109,34 @@ def test_the_residual_network_has_8_layers_on_the_way_and_two_projections():
     assert len([p for p in kernels if "shortcut" not in p]) == 8 and len(kernels) == 10
 
 
-def relu(x):
-    return np.maximum(x, 0)
+def test_the_deeper_residual_network_has_20_layers_and_the_papers_size():
+    cifar = (("x", (32, 32, 3), "float32"), ("y", (), "int32"))
+    convolutions = 9 * (3 * 16 + 6 * 16 * 16 + 16 * 32 + 5 * 32 * 32 + 32 * 64 + 5 * 64 * 64)
+    norms = 2 * 16 + 6 * 2 * (16 + 32 + 64)
+    papers = convolutions + norms + 64 * 10 + 10
+    assert papers == 269_722  # "0.27M" in table 6
+    projections = 16 * 32 + 32 * 64 + 2 * (32 + 64)
+    assert sizes("resnet20", cifar, 10) == papers + projections == 272_474
+    task = from_model(cifar, "resnet20", num_classes=10)
+    kernels = [p for p in flatten(jax.eval_shape(task.init, jax.random.key(0))) if p.endswith("kernel")]
+    assert len([p for p in kernels if "shortcut" not in p]) == 20
+
+
+def test_sizes_of_models_by_hand():
+    cifar = (("x", (32, 32, 3), "float32"), ("y", (), "int32"))
+    widths = (16, 32, 64, 64, 128, 128)
+    blocks = sum(9 * a + a * b + 2 * (a + b) for a, b in zip(widths, widths[1:], strict=False))
+    assert sizes("mobilenet", cifar, 10) == 27 * 16 + 2 * 16 + blocks + 128 * 10 + 10 == 37_162
+    sensors = (("x", (128, 9), "float32"), ("y", (), "int32"))
+    assert sizes("cnn1d", sensors, 6) == 5 * (9 * 32 + 32 * 64 + 64 * 64) + 2 * (32 + 64 + 64) + 64 * 6 + 6
+    text = (("x", (80,), "int32"), ("y", (80,), "int32"))
+    block = 4 * 64 * 65 + 64 * 256 + 256 + 256 * 64 + 64 + 2 * 2 * 64
+    assert sizes("char_transformer", text, 90) == 90 * 64 + 80 * 64 + 2 * block + 2 * 64 + 64 * 90 + 90 == 116_826
+    sentence = (("x", (50,), "int32"), ("y", (), "int32"))
+    assert sizes("fasttext", sentence, 4) == 10_000 * 32 + 32 * 4 + 4
+    # The sizes of Kim's CNN-rand: 300 numbers a word, windows of 3, 4 and 5 with 100 maps each.
+    kim = {"vocabulary": 18_766, "embedding": 300, "channels": 100}
+    assert sizes("text_cnn", sentence, 2, **kim) == 18_766 * 300 + 100 * (300 * (3 + 4 + 5) + 3) + 300 * 2 + 2
 
 
 def test_the_perceptron_in_numpy(x64):
@@ -153,27 +157,6 @@ def test_softmax_regression_of_an_image_in_numpy(x64):
     outputs, _ = task.apply(nested(p), {"x": x, "y": np.zeros(4, int)}, None)
     expected = x.reshape(4, 64) @ p["params/head/kernel"] + p["params/head/bias"]
     np.testing.assert_allclose(outputs, expected, rtol=1e-10)
-
-
-def convolved(x, kernel, stride=1):
-    """Cross-correlation with zero padding that keeps the size (before the stride), by shifting, in numpy."""
-    height, width = kernel.shape[:2]
-    out = [-(-side // stride) for side in x.shape[1:3]]
-    pads = [max((o - 1) * stride + k - s, 0) for o, k, s in zip(out, (height, width), x.shape[1:3], strict=True)]
-    x = np.pad(x, [(0, 0), *((p // 2, p - p // 2) for p in pads), (0, 0)])
-    total = 0
-    for i in range(height):
-        for j in range(width):
-            total = total + x[:, i : i + out[0] * stride : stride, j : j + out[1] * stride : stride][
-                :, : out[0], : out[1]
-            ] @ kernel[i, j]  # fmt: skip
-    return total
-
-
-def pooled(x):
-    rows, height, width, channels = x.shape
-    x = x[:, : height // 2 * 2, : width // 2 * 2]
-    return x.reshape(rows, height // 2, 2, width // 2, 2, channels).max((2, 4))
 
 
 @pytest.mark.parametrize("side", [8, 14])  # 14 / 2 = 7 is odd
@@ -197,24 +180,6 @@ def test_image_models_take_images_of_any_size(sides):
         assert from_model(example, name, num_classes=4).num_classes == 4
 
 
-def normalise(x, p, layer, kind, rows=None):
-    """Training-mode normalisation in numpy; ``rows`` are those that count for the batch's statistics."""
-    shift, scale = p.get(f"{layer}/bias"), p.get(f"{layer}/scale")
-    if kind == "batch":
-        counted = x if rows is None else x[rows]
-        over = tuple(range(x.ndim - 1))
-        mean, var, epsilon = counted.mean(over), counted.var(over), 1e-5
-    elif kind == "layer":
-        over = tuple(range(1, x.ndim))
-        mean, var, epsilon = x.mean(over, keepdims=True), x.var(over, keepdims=True), 1e-6
-    else:
-        groups, epsilon = np.gcd(8, x.shape[-1]), 1e-6
-        split = x.reshape(len(x), -1, groups, x.shape[-1] // groups)
-        mean, var = (np.zeros_like(split) + of(split, axis=(1, 3), keepdims=True) for of in (np.mean, np.var))
-        mean, var = mean.reshape(x.shape), var.reshape(x.shape)
-    return (x - mean) / np.sqrt(var + epsilon) * scale + shift
-
-
 @pytest.mark.parametrize("kind", ["batch", "group", "layer"])
 def test_the_normalised_perceptron_in_numpy(x64, kind):
     task = task_of("mlp_norm", hidden=(12,), norm=kind)
@@ -226,9 +191,15 @@ def test_the_normalised_perceptron_in_numpy(x64, kind):
     np.testing.assert_allclose(outputs, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["batch", "group", "layer"])
-def test_the_residual_network_in_numpy(x64, kind):
-    task = task_of("resnet8", channels=(4, 8, 12), norm=kind)
+@pytest.mark.parametrize(
+    ("name", "kind", "strides"),
+    [
+        *(("resnet8", kind, (1, 2, 2)) for kind in ("batch", "group", "layer")),
+        ("resnet20", "group", (1, 1, 1, 2, 1, 1, 2, 1, 1)),
+    ],
+)
+def test_the_residual_network_in_numpy(x64, name, kind, strides):
+    task = task_of(name, channels=(4, 8, 12), norm=kind)
     p = leaves_of(task)
     x, weight = np.random.default_rng(1).normal(size=(5, 8, 8, 1)), np.array([1.0, 1, 0, 1, 0])
 
@@ -239,11 +210,11 @@ def test_the_residual_network_in_numpy(x64, kind):
         return convolved(h, p[f"params/{layer}/kernel"], stride)
 
     h = relu(normed(convolution(x, "stem"), "norm_stem"))
-    for place, stride in ((1, 1), (2, 2), (3, 2)):
+    for place, stride in enumerate(strides, start=1):
         block = f"block{place}"
         y = relu(normed(convolution(h, f"{block}/conv1", stride), f"{block}/norm1"))
         y = normed(convolution(y, f"{block}/conv2"), f"{block}/norm2")
-        if place > 1:
+        if stride > 1:
             h = normed(convolution(h, f"{block}/conv_shortcut", stride), f"{block}/norm_shortcut")
         h = relu(h + y)
     expected = h.mean((1, 2)) @ p["params/head/kernel"] + p["params/head/bias"]
@@ -298,13 +269,108 @@ def test_the_forget_gate_starts_open():
     assert bias.tolist() == [0] * 4 + [1] * 4 + [0] * 8
 
 
-def test_a_position_does_not_see_later_characters():
-    task = task_of("char_lstm")
+@pytest.mark.parametrize("name", ["char_lstm", "char_transformer"])
+def test_a_position_does_not_see_later_characters(name):
+    task = task_of(name)
     variables = nested(leaves_of(task))
     x = np.random.default_rng(1).integers(0, 9, (3, 5))
     later = np.where(np.arange(5) < 3, x, (x + 1) % 9)
     ours, theirs = (task.apply(variables, {"x": z, "y": z}, None)[0] for z in (x, later))
     assert np.array_equal(ours[:, :3], theirs[:, :3]) and not np.allclose(ours[:, 3], theirs[:, 3])
+    earlier = np.where(np.arange(5) > 0, x, (x + 1) % 9)
+    theirs = task.apply(variables, {"x": earlier, "y": earlier}, None)[0]
+    assert not any(np.allclose(ours[:, t], theirs[:, t]) for t in range(5))  # all see the first
+
+
+@pytest.mark.parametrize("kind", ["batch", "group"])
+def test_depthwise_separable_blocks_in_numpy(x64, kind):
+    task = task_of("mobilenet", channels=(4, 4, 8), norm=kind)
+    p = leaves_of(task)
+    x, weight = np.random.default_rng(1).normal(size=(5, 8, 8, 1)), np.array([1.0, 1, 0, 1, 0])
+
+    def normed(h, layer):
+        return relu(normalise(h, p, f"params/{layer}", kind, weight > 0))
+
+    h = normed(convolved(x, p["params/stem/kernel"]), "norm_stem")
+    for block, stride in (("block1", 1), ("block2", 2)):
+        depthwise = p[f"params/{block}/depthwise/kernel"]
+        alone = [convolved(h[..., [c]], depthwise[..., [c]], stride) for c in range(4)]
+        h = normed(np.concatenate(alone, -1), f"{block}/norm1")
+        h = normed(h @ p[f"params/{block}/pointwise/kernel"][0, 0], f"{block}/norm2")
+    assert h.shape == (5, 4, 4, 8)
+    expected = h.mean((1, 2)) @ p["params/head/kernel"] + p["params/head/bias"]
+    batch = {"x": x, "y": np.zeros(5, int), "weight": weight}
+    outputs, _ = jax.jit(task.apply)(nested(p), batch, jax.random.key(0))
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(9,), (9, 2), (9, 2, 3)])
+def test_convolutions_over_time_in_numpy(x64, shape):
+    example = (("x", shape, "float32"), ("y", (), "int32"))
+    task = from_model(example, "cnn1d", num_classes=9, channels=(4, 8), window=4, norm="group")
+    p = leaves_of(task)
+    x = np.random.default_rng(1).normal(size=(5, *shape))
+    h = x.reshape(5, 1, 9, -1)
+    for place in (1, 2):
+        h = convolved(h, p[f"params/conv{place}/kernel"][None])
+        h = relu(normalise(h, p, f"params/norm{place}", "group"))
+        h = np.maximum(h[:, :, : h.shape[2] // 2 * 2 : 2], h[:, :, 1::2])
+    assert h.shape == (5, 1, 2, 8)
+    expected = h.mean((1, 2)) @ p["params/head/kernel"] + p["params/head/bias"]
+    outputs, _ = jax.jit(task.apply)(nested(p), {"x": x, "y": np.zeros(5, int)}, None)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mobilenet", "cnn1d", "text_cnn"])
+def test_clients_side_by_side_have_the_gradients_of_plain_jax(x64, name):
+    """Depthwise and one-dimensional convolutions in the words of the executors, each client with kernels of its own."""
+    task = task_of(name)
+    p, draw = leaves_of(task), np.random.default_rng(2)
+    variables = nested({path: leaf * draw.uniform(0.5, 1.5, (3, *[1] * leaf.ndim)) for path, leaf in p.items()})
+    batches = {"y": draw.integers(0, 9, (3, 4)), "weight": np.array([[1.0, 1, 1, 0]] * 3)}
+    shape = (3, 4, *dict((field, shape) for field, shape, _ in task.example)["x"])
+    batches["x"] = draw.integers(0, 9, shape) if name == "text_cnn" else draw.normal(size=shape)
+
+    def gradient(variables, batch):
+        return jax.grad(task.loss, has_aux=True, allow_int=True)(variables, batch, jax.random.key(0))
+
+    found = jax.jit(fast_convolutions(jax.vmap(gradient)))(variables, batches)
+    for client in range(3):
+        one = jax.tree.map(lambda leaf: leaf[client], (variables, batches))  # noqa: B023 (used at once)
+        expected = jax.jit(gradient)(*one)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a[client], b, 1e-6, 1e-9),  # noqa: B023
+            found,
+            expected,
+        )
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_an_example_of_weight_zero_changes_nothing(name):
+    task = task_of(name)
+    draw = np.random.default_rng(3)
+    fields = {field: (shape, dtype) for field, shape, dtype in task.example}
+
+    def rows(number):
+        shape, words = (number, *fields["x"][0]), fields["x"][1] == "int32"
+        x = draw.integers(0, 9, shape) if words else draw.normal(size=shape).astype(np.float32)
+        return {"x": x, "y": draw.integers(0, 9, (number, *fields["y"][0]))}
+
+    kept, others = rows(3), [rows(2), rows(2)]
+    variables = jax.tree.map(lambda x: x.astype(np.float32), nested(leaves_of(task)))
+    step = jax.jit(jax.value_and_grad(task.loss, has_aux=True))
+    one, two = (
+        step(
+            variables,
+            {
+                **{name: np.concatenate([kept[name], other[name]]) for name in kept},
+                "weight": np.float32([1, 1, 1, 0, 0]),
+            },
+            jax.random.key(0),
+        )
+        for other in others
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, two)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +397,21 @@ def test_a_position_does_not_see_later_characters():
         ("linear", (("y", (), "int32"),), {}, r"linear: found the fields \['y'\]; expected 'x' among them"),
         ("char_lstm", FLAT, {}, "char_lstm: found x of shape"),
         ("char_lstm", (("x", (5,), "int32"), ("y", (), "int32")), {}, r"char_lstm: found y of shape \(\)"),
+        ("char_transformer", TEXT, {"width": 6}, r"width: found 6; allowed is a multiple of heads \(4\)"),
+        ("char_transformer", TEXT, {"blocks": 0}, "blocks: found 0"),
+        ("char_transformer", FLAT, {}, "char_transformer: found x of shape"),
+        (
+            "fasttext",
+            TEXT,
+            {},
+            r"fasttext: found y of shape \(5,\) and dtype int32; expected whole numbers of shape \(\)",
+        ),
+        ("text_cnn", SENTENCE, {"windows": (3, 3)}, r"windows: found \(3, 3\); allowed are lengths that all differ"),
+        ("text_cnn", SENTENCE, {"vocabulary": 0}, "vocabulary: found 0"),
+        ("resnet20", FLAT, {}, r"resnet20: found x of shape \(6,\)"),
+        ("mobilenet", IMAGE, {"norm": None}, "norm: found None"),
+        ("cnn1d", (("x", (7, 2), "float32"),), {}, r"cnn1d: found x of shape \(7, 2\); .* at least 8 steps"),
+        ("cnn1d", SERIES, {"window": 0}, "window: found 0"),
     ],
 )
 def test_what_a_model_refuses(name, example, settings, message):
