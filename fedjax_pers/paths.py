@@ -6,7 +6,7 @@ printable, closed under ``|``, ``&`` and ``~``. Wherever one is expected, :func:
 
 * a glob, as in a ``.gitignore`` file: ``*``, ``?`` and ``[..]`` stay within one segment, ``**`` spans any number;
   without a slash it matches at any depth, with one it starts at the root; naming an inner node takes everything below
-  it, and a slash at the end asks for an inner node;
+  it, and a slash at the end asks for an inner node; ``{query,value}`` stands for each of the names;
 * a list or tuple, which is a union;
 * ``re.compile(...)``, which must match the *whole* path.
 
@@ -180,8 +180,12 @@ class _Glob(Selector):
             raise ValueError(f"pattern {self.pattern!r}: found an empty segment; expected names between single slashes")
         if self.pattern.startswith("!"):
             raise ValueError(f"pattern {self.pattern!r}: '!' does not negate here; use ~, as in ~as_selector(...)")
+        _alternatives(self.pattern)
 
     def select(self, leaves: Mapping[str, Any], model: Model | None = None) -> frozenset[str]:
+        alternatives = _alternatives(self.pattern)
+        if len(alternatives) > 1:
+            return frozenset().union(*(_Glob(each).select(leaves, model) for each in alternatives))
         segments = self.pattern.strip("/").split("/")
         if "/" not in self.pattern.removesuffix("/"):
             segments = ["**", *segments]
@@ -194,6 +198,19 @@ class _Glob(Selector):
     def __str__(self) -> str:
         bare = _BARE.fullmatch(self.pattern) and self.pattern not in ("nothing", "everything")
         return self.pattern if bare else json.dumps(self.pattern, ensure_ascii=False)
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """``"block/{query,value}"`` is ``["block/query", "block/value"]``, each of which has to match something."""
+    first = re.search(r"\{([^{}]*)\}", pattern)
+    if first is None:
+        if "{" in pattern or "}" in pattern:
+            raise ValueError(f"pattern {pattern!r}: found a brace without its other one; expected {{one,other}}")
+        return [pattern]
+    names = first[1].split(",")
+    if len(names) < 2 or not all(names):
+        raise ValueError(f"pattern {pattern!r}: found {first[0]!r}; expected names between commas, as in {{one,other}}")
+    return [each for name in names for each in _alternatives(pattern.replace(first[0], name, 1))]
 
 
 def _fits(pattern: list[str], path: list[str]) -> bool:

@@ -153,6 +153,9 @@ def test_unflattener_lists_missing_and_unexpected_leaves() -> None:
         "**/conv*/kernel": ["body/conv1/kernel", "body/conv10/kernel"],
         "conv[0-9]": ["body/conv1/bias", "body/conv1/kernel"],
         "conv1[!1]": ["body/conv10/kernel"],
+        "body/{conv1,conv10}/kernel": ["body/conv1/kernel", "body/conv10/kernel"],
+        "**/{conv1,head}/{bias,kernel}": ["body/conv1/bias", "body/conv1/kernel", "head/bias", "head/kernel"],
+        "body/{conv1,conv2}/kernel": None,
         "body/c**1": ["body/conv1/bias", "body/conv1/kernel"],
         "Head": None,
         "ead": None,
@@ -194,7 +197,7 @@ def test_globs_mean_what_they_mean_to_git(tmp_path) -> None:
         assert found == frozenset(ignored), pattern
 
 
-@pytest.mark.parametrize("pattern", ["", "/", "//", "a//b", "//a", "!head"])
+@pytest.mark.parametrize("pattern", ["", "/", "//", "a//b", "//a", "!head", "{a", "a}", "a/{b,}", "{a}"])
 def test_patterns_that_can_never_match_are_refused_when_made(pattern: str) -> None:
     with pytest.raises(ValueError, match="pattern"):
         as_selector(pattern)

@@ -132,6 +132,12 @@ def test_matrices_are_split_where_they_are_most_square():
     assert [slot.size for slot in slots(TASKS["convolution"][0](), "**/conv", 2)] == [(3 * 3 * 2, 4)]
 
 
+def test_queries_and_values_alone():
+    task = TASKS["attention, embedding"][0]()
+    found = [slot.path for slot in slots(task, "**/attention/{query,value}", 2)]
+    assert found == ["params/attention/query/kernel", "params/attention/value/kernel"]
+
+
 def test_the_first_factor_is_on_the_side_of_the_inputs():
     of_equinox = lora(TASKS["equinox"][0](), "**/layers/0/weight", rank=2).init(jax.random.key(0))  # [out, in]
     shapes = {name.split("/")[-2]: x.shape for name, x in of_equinox.items() if "lora_" in name}
