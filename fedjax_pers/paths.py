@@ -180,7 +180,6 @@ class _Glob(Selector):
             raise ValueError(f"pattern {self.pattern!r}: found an empty segment; expected names between single slashes")
         if self.pattern.startswith("!"):
             raise ValueError(f"pattern {self.pattern!r}: '!' does not negate here; use ~, as in ~as_selector(...)")
-        _alternatives(self.pattern)
 
     def select(self, leaves: Mapping[str, Any], model: Model | None = None) -> frozenset[str]:
         alternatives = _alternatives(self.pattern)
@@ -202,15 +201,10 @@ class _Glob(Selector):
 
 def _alternatives(pattern: str) -> list[str]:
     """``"block/{query,value}"`` is ``["block/query", "block/value"]``, each of which has to match something."""
-    first = re.search(r"\{([^{}]*)\}", pattern)
+    first = re.search(r"\{([^{},]+(?:,[^{},]+)+)\}", pattern)
     if first is None:
-        if "{" in pattern or "}" in pattern:
-            raise ValueError(f"pattern {pattern!r}: found a brace without its other one; expected {{one,other}}")
         return [pattern]
-    names = first[1].split(",")
-    if len(names) < 2 or not all(names):
-        raise ValueError(f"pattern {pattern!r}: found {first[0]!r}; expected names between commas, as in {{one,other}}")
-    return [each for name in names for each in _alternatives(pattern.replace(first[0], name, 1))]
+    return [each for name in first[1].split(",") for each in _alternatives(pattern.replace(first[0], name, 1))]
 
 
 def _fits(pattern: list[str], path: list[str]) -> bool:

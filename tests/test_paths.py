@@ -197,7 +197,7 @@ def test_globs_mean_what_they_mean_to_git(tmp_path) -> None:
         assert found == frozenset(ignored), pattern
 
 
-@pytest.mark.parametrize("pattern", ["", "/", "//", "a//b", "//a", "!head", "{a", "a}", "a/{b,}", "{a}"])
+@pytest.mark.parametrize("pattern", ["", "/", "//", "a//b", "//a", "!head"])
 def test_patterns_that_can_never_match_are_refused_when_made(pattern: str) -> None:
     with pytest.raises(ValueError, match="pattern"):
         as_selector(pattern)
