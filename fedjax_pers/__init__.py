@@ -32,7 +32,20 @@ from fedjax_pers.layouts import Layout, by_role, describe, interpolate, twin
 from fedjax_pers.local import copy_shared, full_step, phases, reestimate, train
 from fedjax_pers.parsing import parse
 from fedjax_pers.paths import Selector, everything, flatten, nothing, select, where
-from fedjax_pers.presets import bias, depth, embedding, head, lora, norm, norm_statistics
+from fedjax_pers.presets import (
+    adapter,
+    attention,
+    bias,
+    deep,
+    depth,
+    embedding,
+    feed_forward,
+    head,
+    lora,
+    norm,
+    norm_statistics,
+    shallow,
+)
 from fedjax_pers.simulate import History, Table, evaluate_clients, run, start
 from fedjax_pers.simulate.restarts import best_start
 from fedjax_pers.simulate.retention import Retention, retention
@@ -64,8 +77,10 @@ __all__ = [
     "Task",
     "Traffic",
     "adapters",
+    "adapter",
     "aggregate",
     "aggregators",
+    "attention",
     "best_start",
     "bias",
     "by_role",
@@ -74,6 +89,7 @@ __all__ = [
     "compose",
     "copy_shared",
     "data",
+    "deep",
     "depth",
     "describe",
     "dropouts",
@@ -85,6 +101,7 @@ __all__ = [
     "everything",
     "executors",
     "fine_tune",
+    "feed_forward",
     "flatten",
     "full_step",
     "head",
@@ -109,6 +126,7 @@ __all__ = [
     "retention",
     "run",
     "select",
+    "shallow",
     "sharded",
     "simulate",
     "start",

@@ -8,11 +8,26 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedjax_pers.paths import Selector, as_selector, everything, nearest, nothing
-from fedjax_pers.presets import bias, depth, embedding, head, lora, norm, norm_statistics
+from fedjax_pers.presets import (
+    adapter,
+    attention,
+    bias,
+    deep,
+    depth,
+    embedding,
+    feed_forward,
+    head,
+    lora,
+    norm,
+    norm_statistics,
+    shallow,
+)
 
-_CALLS: dict[str, Callable[..., Selector]] = {
-    maker.__name__: maker for maker in (head, depth, norm, norm_statistics, embedding, bias, lora)
-} | {"regex": lambda pattern: as_selector(re.compile(pattern))}
+_BY_DEPTH = (head, depth, shallow, deep)
+_BY_KIND = (norm, norm_statistics, embedding, attention, feed_forward, bias, adapter, lora)
+_CALLS: dict[str, Callable[..., Selector]] = {maker.__name__: maker for maker in (*_BY_DEPTH, *_BY_KIND)} | {
+    "regex": lambda pattern: as_selector(re.compile(pattern))
+}
 _CONSTANTS = {"nothing": nothing, "everything": everything}
 _TOKEN = re.compile(
     r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<operator>[|&()~,=])|(?P<bare>[^\s|&()"=,~][^\s|&()"=,]*))"""

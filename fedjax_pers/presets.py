@@ -1,4 +1,4 @@
-"""Selectors for what models have in common: heads, norms, biases, embeddings, low-rank factors.
+"""Selectors for what models have in common: heads, norms, biases, embeddings, attention, low-rank factors.
 
 Presets tell layers apart by three things: the names of the leaves, ``Task.kinds`` (types of layers, where the adapter
 knows them), and the order of first use in a traced forward pass. :func:`model_of` collects the last two from a task::
@@ -28,6 +28,14 @@ from fedjax_pers.tracing import model_order
 _NORM = frozenset("bn ln gn norm batchnorm layernorm groupnorm instancenorm rmsnorm normalization".split())
 _REPARAMETRISATION = frozenset("spectral weight spectralnorm weightnorm".split())
 _EMBEDDING = frozenset("embed embeds embedding embeddings embedder wte wpe".split())
+_MODULES = {
+    "attention": frozenset({("attention",), ("attn",), ("mha",)}),
+    "feed_forward": frozenset({("feed", "forward"), ("feedforward",), ("ffn",), ("ff",), ("mlp",), ("mlp", "block")}),
+    "adapter": frozenset(
+        {("adapter",), ("adapters",), ("bottleneck", "down"), ("bottleneck", "bias"), ("bottleneck", "up")}
+    ),
+}
+"""Last words of the name or type of a module all of whose leaves belong."""
 _STATISTIC = re.compile(r"(running_|moving_|batch_)?(mean|var|variance)")
 _BIAS = re.compile(r"(.+_)?bias(_n|_[ih]h(_l\d+)?)?|b_?\d*|beta|offset")
 _LORA = re.compile(r"(?i)(?:.*/)?lora(?:_?(?:a|b|up|down|\d+))*(?:/(?:a|b|up|down))?(?:/[^/]+)?")
@@ -190,6 +198,68 @@ def lora() -> Selector:
 
 
 @dataclass(frozen=True, repr=False)
+class _Within(Selector):
+    """All leaves below a module that is called so, or is of a type that is called so."""
+
+    name: str
+
+    def select(self, leaves: Mapping[str, Any], model: Model | None = None) -> frozenset[str]:
+        endings, collections = _MODULES[self.name], collections_of(leaves)
+        called = {path for path, kind in (model.kinds if model else ()) if _ends(_words(kind), endings)}
+        meant = {path.partition("/")[2] if path.partition("/")[0] in collections else path for path in called}
+
+        def is_within(path: str) -> bool:
+            layer = path.partition("/")[2] if path.partition("/")[0] in collections else path
+            above = ["/".join(layer.split("/")[:end]) for end in range(1, layer.count("/") + 1)]
+            return any(path in meant or _ends(_words(path.rpartition("/")[2]), endings) for path in above)
+
+        return frozenset(path for path in leaves if is_within(path))
+
+    def __str__(self) -> str:
+        return f"{self.name}()"
+
+
+def _ends(words: tuple[str, ...], endings: frozenset[tuple[str, ...]]) -> bool:
+    return any(words[-len(ending) :] == ending for ending in endings)
+
+
+def attention() -> Selector:
+    """All leaves of attention layers: modules named, or of a type named, ``attention``, ``attn`` or ``mha``.
+
+    Queries and values alone, as in many papers on adapting transformers, are ``"**/attention/{query,value}"``.
+
+    Example:
+      >>> from fedjax_pers.paths import select
+      >>> sorted(select(attention(), {"block1/attention/query/kernel": 0, "block1/norm1/scale": 0, "self_attn/w": 0}))
+      ['block1/attention/query/kernel', 'self_attn/w']
+    """
+    return _Within("attention")
+
+
+def feed_forward() -> Selector:
+    """All leaves of feed-forward layers: modules named, or of a type named, ``feed_forward``, ``ffn``, ``ff``, ``mlp``.
+
+    Example:
+      >>> from fedjax_pers.paths import select
+      >>> leaves = {"block1/feed_forward/up/kernel": 0, "MlpBlock_0/Dense_1/kernel": 0, "head/kernel": 0}
+      >>> sorted(select(feed_forward(), leaves))
+      ['MlpBlock_0/Dense_1/kernel', 'block1/feed_forward/up/kernel']
+    """
+    return _Within("feed_forward")
+
+
+def adapter() -> Selector:
+    """What is small beside a large model: low-rank factors (:func:`lora`), bottlenecks, and modules named ``adapter``.
+
+    Example:
+      >>> from fedjax_pers.paths import select
+      >>> sorted(select(adapter(), {"block1/adapter/down/kernel": 0, "dense/lora_a": 0, "dense/kernel": 0}))
+      ['block1/adapter/down/kernel', 'dense/lora_a']
+    """
+    return _Within("adapter") | lora()
+
+
+@dataclass(frozen=True, repr=False)
 class _AtEnd(Selector):
     """The first (``depth``) or last (``head``) layers in order of use."""
 
@@ -292,6 +362,28 @@ def depth(n: int = 1, *, by: str = "layer") -> Selector:
       ValueError: as in :func:`head`.
     """
     return _AtEnd("depth", n, by)
+
+
+def shallow() -> Selector:
+    """Shallow personalisation: the last layer, ``head(1)``.
+
+    Example:
+      >>> shallow()
+      Selector(head(1))
+    """
+    return head(1)
+
+
+def deep() -> Selector:
+    """Deep personalisation: all but the first block, ``~depth(1, by=block)``.
+
+    The norm right behind the first block is of that block. A model of one block, such as ``linear``, has nothing deep.
+
+    Example:
+      >>> deep()
+      Selector(~depth(1, by=block))
+    """
+    return ~depth(1, by="block")
 
 
 def model_of(task: Task, variables: Any = None) -> Model:

@@ -17,8 +17,6 @@ from fedjax_pers.paths import SelectorLike, flatten, unflattener
 from fedjax_pers.per_example import Opened, opened
 
 MARKERS = ("bottleneck_down", "bottleneck_bias", "bottleneck_up")
-BOTTLENECK = "**/bottleneck_{down,bias,up}/**"
-"""The pattern of their leaves."""
 
 
 def bottleneck(task: Task, on: SelectorLike, *, size: int = 8) -> Task:

@@ -6,9 +6,7 @@ from fedjax_pers.adapters.low_rank import Slot
 from fedjax_pers.base import Task
 from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role
 from fedjax_pers.paths import SelectorLike, as_selector, nothing, where
-from fedjax_pers.presets import lora
-
-_ADAPTERS = lora() | where(lambda path, leaf: "/bottleneck_" in f"/{path}")
+from fedjax_pers.presets import adapter
 
 
 def on_backbone(
@@ -28,7 +26,7 @@ def on_backbone(
     """
 
     def bind(task: Task) -> Layout:
-        moving = _ADAPTERS | as_selector(also) | task.statistics
+        moving = adapter() | as_selector(also) | task.statistics
         return by_role(personal=personal, frozen=~moving | as_selector(frozen), statistics=statistics)(task)
 
     return bind
