@@ -161,6 +161,7 @@ ROLES = {
     "pfedlora": {"on": "kernel"},
     "bitfit": {"also": "bias"},
     "pfedmoe": {"head": "kernel"},
+    **{name: {"on": "bias"} for name in ("private_generator", "shared_generator")},
     "knn_per": {"head": "kernel"},
     "conditional_layers": {"groups": ("kernel", "bias")},
     "layers_by_client": {"groups": ("kernel", "bias")},

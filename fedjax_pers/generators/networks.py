@@ -1,4 +1,4 @@
-"""Networks that make leaves of a model out of a code."""
+"""Networks that make leaves of a model out of a few numbers."""
 
 from __future__ import annotations
 
@@ -10,44 +10,69 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pers.base import Array, Leaves
-from fedjax_pers.checks import positive_int
+from fedjax_pers.checks import positive, positive_int
 from fedjax_pers.keys import fold_name
 
 
 class Generator(NamedTuple):
-    """``init(key, like) -> variables`` for leaves such as ``like``; ``apply(variables, code) -> leaves``."""
+    """A network whose outputs are leaves.
 
-    init: Callable[..., Any]
+    Attributes:
+      init: ``init(key, like, code) -> variables``, for leaves of the shapes of ``like`` and codes of so many numbers.
+      apply: ``apply(variables, code [code]) -> leaves``.
+    """
+
+    init: Callable[[Array, Leaves, int], Any]
     apply: Callable[[Any, Array], Leaves]
 
 
-def mlp(hidden: tuple[int, ...] = (32,)) -> Generator:
+def mlp(hidden: tuple[int, ...] = (), *, spread: float = 0.1) -> Generator:
+    """Dense layers with ReLU, and one linear output for each leaf, whose bias starts at the leaf's own start.
+
+    ``f = relu(.. relu(code W_1 + c_1) ..)``, ``leaf = f K + b``: ``b`` is the leaf as the task starts it, and K normal
+    with standard deviation ``spread / sqrt(width of f * inputs of the leaf)``, so that a generated leaf differs from
+    its ordinary start by about ``spread`` times what one of variance 1 / inputs has. Without hidden layers the network
+    is linear.
+
+    Example:
+      >>> network = mlp((4,))
+      >>> like = {"head/kernel": jnp.ones((3, 2)), "head/bias": jnp.zeros(2)}
+      >>> made = network.apply(network.init(jax.random.key(0), like, 5), jnp.zeros(5))
+      >>> made["head/kernel"].tolist() == like["head/kernel"].tolist(), made["head/bias"].shape
+      (True, (2,))
+
+    Args:
+      hidden: widths of the hidden layers.
+      spread: how far outputs start from the ordinary start, above 0.
+    """
+    positive("spread", spread)
     for width in hidden:
         positive_int("hidden", width)
 
     def init(key: Array, like: Leaves, code: int) -> Any:
+        positive_int("code", code)
         widths = [code, *hidden]
         layers = [
-            {
-                "kernel": jax.random.normal(fold_name(key, f"hidden{n}"), (a, b)) * math.sqrt(2 / a),
-                "bias": jnp.zeros(b),
-            }
+            {"kernel": _normal(fold_name(key, f"hidden {n}"), (a, b), math.sqrt(2 / a)), "bias": jnp.zeros(b)}
             for n, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
         ]
-        outputs = {
-            name: {
-                "kernel": 0.01
-                * jax.random.normal(fold_name(key, name), (widths[-1], *x.shape))
-                / math.sqrt(widths[-1]),
-                "bias": jnp.asarray(x, jnp.float32),
-            }
-            for name, x in like.items()
-        }
+        outputs = {}
+        for name, x in like.items():
+            inputs = math.prod(x.shape[:-1]) if len(x.shape) > 1 else 1
+            kernel = _normal(fold_name(key, name), (widths[-1], *x.shape), spread / math.sqrt(widths[-1] * inputs))
+            outputs[name] = {"kernel": kernel.astype(x.dtype), "bias": jnp.array(x)}
         return {"hidden": layers, "outputs": outputs}
 
     def apply(variables: Any, code: Array) -> Leaves:
         for layer in variables["hidden"]:
             code = jax.nn.relu(code @ layer["kernel"] + layer["bias"])
-        return {n: jnp.tensordot(code, x["kernel"], 1) + x["bias"] for n, x in variables["outputs"].items()}
+        return {
+            name: jnp.tensordot(code.astype(x["kernel"].dtype), x["kernel"], 1) + x["bias"]
+            for name, x in variables["outputs"].items()
+        }
 
     return Generator(init, apply)
+
+
+def _normal(key: Array, shape: tuple[int, ...], deviation: float) -> Array:
+    return deviation * jax.random.normal(key, shape, jnp.float32)
