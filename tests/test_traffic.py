@@ -91,6 +91,7 @@ FORMULAS = {
     # A linear network makes the head of 8 numbers; with a hidden layer of 32 it is shared, and the code is not.
     "private_generator": (WHOLE - HEAD, (8 + 1) * HEAD, 8),
     "shared_generator": (WHOLE - HEAD + 8 * 32 + 32 + (32 + 1) * HEAD, 8, 0),
+    "pfedla": (WHOLE, 0, 0),
     "pfedhn": (WHOLE, 0, 0),  # neither the generator nor embeddings
     "pfedmoe": (WHOLE - HEAD, WHOLE + 2 * (4 + 1), 0),
     **{name: (WHOLE, WHOLE, 0) for name in ("conditional_layers", "layers_by_client", "fedselect")},  # copies

@@ -10,6 +10,7 @@ from fedjax_pers.aggregators.distributional import distributionally_robust
 from fedjax_pers.aggregators.factors import of_ranks, residual, sparsity_weighted, stacking
 from fedjax_pers.aggregators.grouping import decomposed_cosines, fedgroup
 from fedjax_pers.aggregators.hypernetworks import hypernetwork
+from fedjax_pers.aggregators.layer_weights import layer_weights
 from fedjax_pers.aggregators.masked import masked_mean
 from fedjax_pers.aggregators.mean import mean
 from fedjax_pers.aggregators.measures import Crowd, input_moments, of_leaves, of_models, of_moments, of_updates
@@ -49,6 +50,7 @@ __all__ = [
     "input_moments",
     "krum",
     "layer_choice",
+    "layer_weights",
     "masked_mean",
     "mean",
     "median",

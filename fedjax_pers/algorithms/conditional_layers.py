@@ -37,7 +37,7 @@ from fedjax_pers.paths import SelectorLike
     title="Conditional layers",
     paper='none; personal layers as in FedPer, divergence after Zhao et al., "Federated Learning with Non-IID Data", '
     "2018, arXiv:1806.00582, cosines of updates after Sattler et al., IEEE TNNLS 2021, arXiv:1910.01991",
-    family="decoupling",
+    family="conditional",
     personal="the layers that differ most between clients, which is found out in the first rounds",
     reduction="layers = 0: FedAvg",
     secure_aggregation=False,  # with score="agreement" it can be had
@@ -111,7 +111,7 @@ def conditional_layers(
     "layers_by_client",
     title="Layers by client",
     paper="none; after Arivazhagan et al., FedPer, 2019, whose number of personal layers is one for all clients",
-    family="decoupling",
+    family="conditional",
     personal="the last layers: as many as the client has data for",
     reduction="examples below no client's number: FedAvg",
     secure_aggregation=False,

@@ -22,7 +22,7 @@ from fedjax_pers.trees import wire_bytes
     title="FedCAC",
     paper='Wu, Liu, Niu, Zhu, Tang, "Bold but Cautious: Unlocking the Potential of Personalized Federated Learning '
     'through Cautiously Aggressive Collaboration", ICCV 2023, arXiv:2309.11103',
-    family="decoupling",
+    family="conditional",
     personal="which parameters are critical, and their values; the server keeps both",
     reduction="tau = 0: FedAvg",
     secure_aggregation=False,

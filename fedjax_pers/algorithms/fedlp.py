@@ -26,7 +26,7 @@ from fedjax_pers.trees import wire_bytes
     title="FedLP",
     paper='Zhu, Shi, Luo, Wang, Peng, Fan, Letaief, "FedLP: Layer-wise Pruning Mechanism for '
     'Communication-Computation Efficient Federated Learning", ICC 2023, arXiv:2303.06360',
-    family="decoupling",
+    family="conditional",
     personal="nothing",
     reduction="preserve = 1: FedAvg",
     secure_aggregation=False,

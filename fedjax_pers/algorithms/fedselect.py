@@ -35,7 +35,7 @@ from fedjax_pers.trees import wire_bytes
     title="FedSelect",
     paper='Tamirisa, Xie, Bao, Zhou, Arel, Shamsian, "FedSelect: Personalized Federated Learning with Customized '
     'Selection of Parameters for Fine-Tuning", CVPR 2024, arXiv:2404.02478',
-    family="decoupling",
+    family="conditional",
     personal="single parameters, other ones at each client, more of them in every round up to a bound",
     reduction="growth = 0 or bound = 0: FedAvg",
     secure_aggregation=False,

@@ -1,0 +1,75 @@
+"""pFedLA: mixtures by layer, and what weights learn, by hand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_pers as fp
+from fedjax_pers.aggregators import aggregate, layer_weights
+from fedjax_pers.generators import Generator
+from tests import toys
+
+# Logits themselves are the network: [layers and one more, clients].
+LOGITS = Generator(lambda key, like, code: jnp.zeros(like["weights"].shape), lambda phi, v: {"weights": phi})
+START = {"a": jnp.zeros(()), "b": jnp.zeros(())}
+
+
+def server_with(aggregator, models):
+    server = aggregator.init(START, frozenset(START), len(models["a"]))
+    return server._replace(aux=server.aux | {"models": {name: jnp.array(x) for name, x in models.items()}})
+
+
+@pytest.fixture
+def aggregator():
+    return layer_weights([["a"], ["b"]], generator=LOGITS, optimizer=optax.sgd(0.5))
+
+
+def test_every_layer_has_its_own_mixture(aggregator):
+    server = server_with(aggregator, {"a": [1.0, 3.0], "b": [10.0, -10.0]})
+    logits = np.zeros((2, 3, 2))
+    logits[0, 0] = [np.log(3.0), 0.0]  # of client 0, layer a: 3/4 and 1/4
+    learnt = (jnp.float32(logits), server.aux["learnt"][1])
+    server = server._replace(aux=server.aux | {"learnt": learnt})
+    own, other = (aggregator.render(server, jnp.int32(client)) for client in (0, 1))
+    assert (float(own["a"]), float(own["b"])) == pytest.approx((1.5, 0.0))
+    assert (float(other["a"]), float(other["b"])) == pytest.approx((2.0, 0.0))
+
+
+def test_weights_move_along_the_pull_back(aggregator):
+    """d received / d logit_j = alpha_j (w_j - received): from 2 the client went to 1.2, so d = 0.8 on layer a."""
+    server = server_with(aggregator, {"a": [1.0, 3.0], "b": [10.0, -10.0]})
+    uploads = {"a": jnp.array([1.2]), "b": jnp.array([0.0])}
+    after, _ = aggregate(aggregator, server, uploads, ids=[0])
+    logits = np.asarray(after.aux["learnt"][0])
+    np.testing.assert_allclose(logits[0, 0], [-0.5 * 0.5 * (1 - 2) * 0.8, -0.5 * 0.5 * (3 - 2) * 0.8], rtol=1e-6)
+    assert not logits[0, 1].any() and not logits[1].any()  # nothing was taken from layer b; client 1 was not there
+    assert after.aux["models"]["a"].tolist() == pytest.approx([1.2, 3.0])
+    assert float(after.shared["a"]) == pytest.approx(2.1)
+    # It leans towards what it went to.
+    assert float(aggregator.render(after, jnp.int32(0))["a"]) < 2.1
+
+
+def test_equal_weights_are_the_mean_of_the_last_models():
+    task, cohort = toys.classifier(), toys.labelled_clients()
+    algorithm = fp.method("pfedla").make(task, weights_lr=0.0, batch_size=4)
+    state = toys.start(algorithm, 3)
+    learnt = jax.tree.map(jnp.zeros_like, state.aux["learnt"])
+    state, _ = algorithm.step(state._replace(aux=state.aux | {"learnt": learnt}), cohort, 0)
+    download, _, _ = algorithm.exchange(state, cohort, 0)
+    for name, x in download.items():
+        expected = np.asarray(state.aux["models"][name], np.float64).mean(0)
+        np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_are_those_of_the_model():
+    algorithm = fp.method("pfedla").make(toys.classifier(norm=True), batch_size=4)
+    weights = toys.start(algorithm, 3).aux["learnt"][0]["outputs"]["weights"]["bias"]
+    assert weights.shape == (3, 2 + 1, 3)  # clients; two layers and the statistics; clients
+    with pytest.raises(ValueError, match="groups: found none"):
+        layer_weights([])
+    with pytest.raises(ValueError, match="nothing is left to be shared"):
+        fp.method("pfedla").make(toys.classifier(), personal=fp.everything)
