@@ -148,7 +148,7 @@ class _Within(Selector):
         def is_within(path: str) -> bool:
             layer = path.partition("/")[2] if path.partition("/")[0] in collections else path
             above = ["/".join(layer.split("/")[:end]) for end in range(1, layer.count("/") + 1)]
-            return any(path in meant or _ends(words_of(path.rpartition("/")[2]), endings) for path in above)
+            return any(path in meant or _ends(_name_words(path), endings) for path in above)
 
         return frozenset(path for path in leaves if is_within(path))
 
