@@ -2,7 +2,7 @@
 
 python experiments/text/roles.py [--tune]
 
-Writes ``experiments/text/roles.json``, and ``roles.png`` beside it.
+Writes ``experiments/text/roles.json`` after every run; what is there already is not run again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 ROLES, COHORT, TUNING, ROUNDS, SEEDS = 20, 8, 12, 30, (0, 1, 2)
 MODEL = {"width": 32, "heads": 2, "blocks": 2, "hidden": 64}
 LOCAL = {"batch_size": 10, "epochs": 1, "optimizer": optax.adam}
-# name, method, settings; step sizes are tuned on validation data, the same two for each.
+# name, method, settings; step sizes are tuned on validation data, the same three for each.
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "local only": ("local_only", {}),
     "FedAvg": ("fedavg", {}),
@@ -35,7 +35,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         {"personal": ["**/embedding/**", "**/position/**", "**/block1/**"]},
     ),
 }
-RATES = (0.003, 0.01)
+RATES = (0.003, 0.01, 0.03)
 
 
 def federation_of_roles() -> fp.Federation:
