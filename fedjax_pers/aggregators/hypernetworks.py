@@ -16,7 +16,7 @@ from fedjax_pers.generators import Generator, mlp
 from fedjax_pers.keys import fold_name
 from fedjax_pers.layouts import Layout
 from fedjax_pers.local import ClientUpdate
-from fedjax_pers.trees import entry, scatter_rows
+from fedjax_pers.trees import as_dtype, entry, scatter_rows
 
 GENERATOR, EMBEDDINGS = "generator", "embeddings"
 
@@ -89,7 +89,7 @@ def hypernetwork(
         own_moves, new_opts = jax.vmap(tx_of_one.update)(of_each, chosen_opts, chosen)
         rows = jnp.where(accepted, collected.ids, embeddings.shape[0])
         shared = {
-            name: x if name in made else (x - lost[name].sum(0) / count).astype(x.dtype)
+            name: x if name in made else as_dtype(x - lost[name].sum(0) / count, x.dtype)
             for name, x in server.shared.items()
         }
         aux = {

@@ -11,11 +11,12 @@ import optax
 
 from fedjax_pers.aggregators.base import Aggregator, Collected, Server, nothing_added
 from fedjax_pers.aggregators.mean import client_weight
+from fedjax_pers.aggregators.similarity import mean_of_models
 from fedjax_pers.base import Array, Leaves
 from fedjax_pers.checks import require
 from fedjax_pers.generators import Generator, mlp
 from fedjax_pers.keys import fold_name
-from fedjax_pers.trees import entry, scatter_rows, stack_rows
+from fedjax_pers.trees import as_dtype, entry, scatter_rows, stack_rows
 
 WEIGHTS = "weights"
 
@@ -63,10 +64,13 @@ def layer_weights(
     def mixed(models: Leaves, learnt: Any) -> Leaves:
         """The model of one client, of all models ``[clients, ...]``."""
         weights = jax.nn.softmax(network.apply(*learnt)[WEIGHTS], axis=1)
-        return {
-            name: jnp.tensordot(weights[layer_of.get(name, len(groups))], x.astype(jnp.float32), 1).astype(x.dtype)
-            for name, x in models.items()
-        }
+
+        def one(name: str, x: Array) -> Array:
+            whole = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            shares = weights[layer_of.get(name, len(groups))]
+            return as_dtype(jnp.tensordot(shares, whole, 1, precision="highest"), x.dtype)
+
+        return {name: one(name, x) for name, x in models.items()}
 
     def render(server: Server, client: Array) -> Leaves:
         known, place = client < _count(server), jnp.minimum(client, _count(server) - 1)
@@ -80,9 +84,9 @@ def layer_weights(
         places = jnp.minimum(collected.ids, _count(server) - 1)
 
         def learnt_of(learnt: Any, opt: Any, took: Leaves) -> Any:
-            made, pull = jax.vjp(lambda learnt: mixed(aux["models"], learnt), learnt)
-            lost = {n: took[n].astype(x.dtype) if n in trainable else jnp.zeros_like(x) for n, x in made.items()}
-            (gradient,) = pull(lost)
+            trained = {name: x for name, x in aux["models"].items() if name in trainable}
+            made, pull = jax.vjp(lambda learnt: mixed(trained, learnt), learnt)
+            (gradient,) = pull({name: took[name].astype(x.dtype) for name, x in made.items()})
             moves, opt = tx.update(gradient, opt, learnt)
             return optax.apply_updates(learnt, moves), opt
 
@@ -93,7 +97,7 @@ def layer_weights(
             "learnt": scatter_rows(aux["learnt"], rows, learnt),
             "opt": scatter_rows(aux["opt"], rows, opt),
         }
-        shared = jax.tree.map(lambda x: x.astype(jnp.float32).mean(0).astype(x.dtype), models)
+        shared = mean_of_models(jnp.ones(_count(server), jnp.float32), models, server.shared)
         new = server._replace(shared=shared, aux=after)
         return jax.tree.map(lambda new, old: jnp.where(accepted.any(), new, old), new, server)
 

@@ -12,6 +12,7 @@ import optax
 from fedjax_pers.aggregators.base import Aggregator, Sender, Server, copy_to_all
 from fedjax_pers.base import Array, Leaves
 from fedjax_pers.checks import one_of
+from fedjax_pers.trees import as_dtype
 
 Weights = Literal["examples", "uniform"]
 
@@ -62,7 +63,7 @@ def server_step(optimizer: optax.GradientTransformation | None) -> ServerStep:
         return Server(shared, optimizer.init({name: x for name, x in shared.items() if name in trainable}), ())
 
     def move(server: Server, difference: Leaves, received: Array, trainable: frozenset[str]) -> Server:
-        shared, plain = server.shared, {name: _cast(x, server.shared[name]) for name, x in difference.items()}
+        shared, plain = server.shared, {name: as_dtype(x, server.shared[name].dtype) for name, x in difference.items()}
         steep = {name: -plain[name] for name in shared if name in trainable}
         moving = {name: x for name, x in shared.items() if name in trainable}
         updates, opt = optimizer.update(steep, server.opt, moving)
@@ -72,12 +73,6 @@ def server_step(optimizer: optax.GradientTransformation | None) -> ServerStep:
         return jax.tree.map(lambda new, old: jnp.where(received, new, old), after, server)
 
     return ServerStep(init, move)
-
-
-def _cast(x: Array, like: Array) -> Array:
-    # An integer leaf (a counter) moves by the nearest whole number; clients that agree are met exactly.
-    rounded = jnp.round(x) if jnp.issubdtype(like.dtype, jnp.integer) else x
-    return rounded.astype(like.dtype)
 
 
 def client_weight(weights: Weights) -> Any:

@@ -21,7 +21,7 @@ from fedjax_pers.checks import number, positive_int, require
 from fedjax_pers.judging import mean_loss
 from fedjax_pers.layouts import Layout
 from fedjax_pers.objectives import squared_distance
-from fedjax_pers.trees import entry, scatter_rows, stack_rows
+from fedjax_pers.trees import as_dtype, entry, scatter_rows, stack_rows
 
 SHARES = "shares"
 """What a client says: how much it took of each model that it was sent."""
@@ -201,7 +201,7 @@ def combined(layout: Layout, download: Leaves, relations: Array) -> Leaves:
     def one(name: str, x: Array) -> Array:
         weights = shares + relations if name in layout.trainable else shares
         mixed = jnp.tensordot(weights, x.astype(jnp.promote_types(x.dtype, jnp.float32)), 1, precision="highest")
-        return (jnp.round(mixed) if jnp.issubdtype(x.dtype, jnp.integer) else mixed).astype(x.dtype)
+        return as_dtype(mixed, x.dtype)
 
     return {name: one(name, x) for name, x in stacked(download).items()}
 

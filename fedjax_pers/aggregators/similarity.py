@@ -23,7 +23,7 @@ from fedjax_pers.aggregators.pairwise import cosines, squared_distances
 from fedjax_pers.aggregators.simplex import onto_simplex
 from fedjax_pers.base import Array, Leaves
 from fedjax_pers.checks import number, positive, require
-from fedjax_pers.trees import gather_rows, scatter_rows, stack_rows
+from fedjax_pers.trees import as_dtype, gather_rows, scatter_rows, stack_rows
 
 MixingRule = Callable[[Crowd], Array]
 """``rule(crowd) -> [clients, clients]``: row i says how much of each client's model goes into that of client i."""
@@ -145,12 +145,12 @@ def mixtures(found: Array, models: Leaves) -> Leaves:
 
 
 def mean_of_models(weight: Array, models: Leaves, otherwise: Leaves) -> Leaves:
-    """The mean of models ``[clients, ...]``; ``otherwise`` where no weight is above 0."""
+    """The mean of models ``[clients, ...]`` (of counters the nearest number); ``otherwise`` where all weights are 0."""
     share = weight / not_zero(weight.sum())
 
     def one(x: Array, old: Array) -> Array:
-        mean = jnp.tensordot(share, x.astype(jnp.promote_types(x.dtype, jnp.float32)), 1)
-        return jnp.where(share.sum() > 0, mean.astype(old.dtype), old)
+        mean = jnp.tensordot(share, x.astype(jnp.promote_types(x.dtype, jnp.float32)), 1, precision="highest")
+        return jnp.where(share.sum() > 0, as_dtype(mean, old.dtype), old)
 
     return jax.tree.map(one, models, otherwise)
 

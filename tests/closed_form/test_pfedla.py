@@ -73,3 +73,18 @@ def test_layers_are_those_of_the_model():
         layer_weights([])
     with pytest.raises(ValueError, match="nothing is left to be shared"):
         fp.method("pfedla").make(toys.classifier(), personal=fp.everything)
+
+
+def test_counters_on_which_clients_agree_stay(aggregator):
+    """Equal weights of some numbers of clients add up to a little less than 1: cut off, 7 would be 6."""
+    for clients in range(2, 60):
+        server = aggregator.init({**START, "n": jnp.int32(7)}, frozenset(START), clients)
+        assert int(aggregator.render(server, jnp.int32(0))["n"]) == 7
+
+
+def test_counters_teach_the_weights_nothing(aggregator):
+    server = aggregator.init({**START, "n": jnp.int32(7)}, frozenset(START), 2)
+    sent = {"a": jnp.zeros(2), "b": jnp.zeros(2), "n": jnp.array([9, 11])}
+    after, _ = aggregate(aggregator, server, sent, trainable=frozenset(START))
+    assert not np.asarray(after.aux["learnt"][0]).any()
+    assert int(after.shared["n"]) == 10 and after.aux["models"]["n"].tolist() == [9, 11]
