@@ -27,7 +27,7 @@ _PAPER = (
     paper=_PAPER,
     family="hypernetwork",
     personal="the network that generates the head",
-    reduction="a network that ignores its code: FedPer",
+    reduction="a network that ignores its code: FedPer; a linear one: FedSim, personal_lr times 1 + |code|^2",
 )
 def private_generator(
     task: Task,
@@ -45,7 +45,9 @@ def private_generator(
 ) -> Algorithm:
     """A network of the client's own makes its head, ``G_i = h_i(z)``, from a code that is one for all and stays.
 
-    The rest of the model is averaged; the network never leaves, and what it makes is stored nowhere.
+    The rest of the model is averaged; the network never leaves, and what it makes is stored nowhere. A step of plain
+    SGD on a linear network, ``G = z K + b``, moves G by ``1 + |z|^2`` times a step on G itself: without hidden layers
+    this is FedSim with a ``personal_lr`` about ``1 + code`` times as large.
 
     Args:
       task: model and loss.

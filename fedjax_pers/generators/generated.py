@@ -42,7 +42,7 @@ def generated(task: Task, on: SelectorLike, *, generator: Generator | None = Non
       code: numbers in the code.
 
     Raises:
-      ValueError: nothing selected, or leaves that are no weights.
+      ValueError: nothing selected, leaves that are no weights, or leaves that the task keeps private.
     """
     positive_int("code", code)
     network = generator or mlp()
@@ -62,7 +62,7 @@ def generated(task: Task, on: SelectorLike, *, generator: Generator | None = Non
         drawn = network.init(fold_name(key, "generator"), like, code)
         fresh = {GENERATOR + path: x for path, x in flatten(drawn).items()}
         others = {name: x for name, x in given.items() if name not in made}
-        return others | fresh | {CODE: jax.random.normal(fold_name(key, CODE), (code,))}
+        return others | fresh | {CODE: jax.random.normal(fold_name(key, CODE), (code,), jnp.float32)}
 
     like = {name: leaves[name] for name in made}
     rebuild_network = unflattener(jax.eval_shape(lambda key: network.init(key, _zeros(like), code), jax.random.key(0)))
@@ -102,4 +102,7 @@ def _chosen(task: Task, on: SelectorLike, leaves: Leaves) -> tuple[str, ...]:
     tracked = task.statistics.select(leaves, model) if task.statistics != nothing else frozenset()
     bad = sorted(n for n in names if n in tracked or not jnp.issubdtype(leaves[n].dtype, jnp.floating))
     require(not bad, f"on: {bad} are running statistics or no floating numbers; a network makes weights")
+    private = task.private.select(leaves, model) if task.private != nothing else frozenset()
+    kept = sorted(names & private)
+    require(not kept, f"on: {kept} are private to a client, which a network that may be shared cannot promise")
     return tuple(sorted(names))

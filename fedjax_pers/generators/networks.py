@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pers.base import Array, Leaves
-from fedjax_pers.checks import positive, positive_int
+from fedjax_pers.checks import positive, positive_int, require
 from fedjax_pers.keys import fold_name
 
 
@@ -46,6 +46,8 @@ def mlp(hidden: tuple[int, ...] = (), *, spread: float = 0.1) -> Generator:
       spread: how far outputs start from the ordinary start, above 0.
     """
     positive("spread", spread)
+    listed = isinstance(hidden, (tuple, list))
+    require(listed, f"hidden: found {hidden!r}; allowed is a list of whole numbers, such as (32,), or () for none")
     for width in hidden:
         positive_int("hidden", width)
 
@@ -53,13 +55,16 @@ def mlp(hidden: tuple[int, ...] = (), *, spread: float = 0.1) -> Generator:
         positive_int("code", code)
         widths = [code, *hidden]
         layers = [
-            {"kernel": _normal(fold_name(key, f"hidden {n}"), (a, b), math.sqrt(2 / a)), "bias": jnp.zeros(b)}
+            {
+                "kernel": _normal(fold_name(key, f"hidden {n}"), (a, b), math.sqrt(2 / a)),
+                "bias": jnp.zeros(b, jnp.float32),
+            }
             for n, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
         ]
         outputs = {}
         for name, x in like.items():
-            inputs = math.prod(x.shape[:-1]) if len(x.shape) > 1 else 1
-            kernel = _normal(fold_name(key, name), (widths[-1], *x.shape), spread / math.sqrt(widths[-1] * inputs))
+            deviation = spread / math.sqrt(widths[-1] * _inputs_of(name, x.shape))
+            kernel = _normal(fold_name(key, name), (widths[-1], *x.shape), deviation)
             outputs[name] = {"kernel": kernel.astype(x.dtype), "bias": jnp.array(x)}
         return {"hidden": layers, "outputs": outputs}
 
@@ -72,6 +77,13 @@ def mlp(hidden: tuple[int, ...] = (), *, spread: float = 0.1) -> Generator:
         }
 
     return Generator(init, apply)
+
+
+def _inputs_of(path: str, shape: tuple[int, ...]) -> int:
+    """Over how many inputs a leaf sums: outputs are its last axis, or the first of a ``weight`` (Equinox, PyTorch)."""
+    if len(shape) < 2:
+        return 1
+    return math.prod(shape[1:] if path.rpartition("/")[2] == "weight" else shape[:-1])
 
 
 def _normal(key: Array, shape: tuple[int, ...], deviation: float) -> Array:

@@ -10,6 +10,7 @@ import pytest
 import fedjax_pers as fp
 from fedjax_pers.adapters import starting_from
 from fedjax_pers.generators import CODE_LEAF, GENERATOR_LEAVES, generated, mlp
+from fedjax_pers.mixtures import inputs_of, linear_gate, mixture
 from tests import toys
 
 HEAD = ("params/head/kernel", "params/head/bias")
@@ -47,6 +48,22 @@ def test_what_is_generated_starts_near_the_ordinary_start():
     assert 0.05 < np.mean(deviations) < 0.2
 
 
+@pytest.mark.parametrize(
+    ("path", "shape", "inputs"),
+    [
+        ("l/kernel", (4, 300), 4),
+        ("l/weight", (300, 4), 4),
+        ("c/kernel", (3, 3, 4, 100), 36),
+        ("c/weight", (100, 4, 3, 3), 36),
+        ("l/bias", (900,), 1),
+    ],
+)
+def test_the_spread_is_that_of_the_inputs_of_the_leaf(path, shape, inputs):
+    """Standard deviation 0.1 / sqrt(8 inputs), wherever a library keeps outputs."""
+    kernel = mlp().init(jax.random.key(0), {path: jnp.zeros(shape)}, 8)["outputs"][path]["kernel"]
+    assert float(jnp.std(kernel)) == pytest.approx(0.1 / np.sqrt(8 * inputs), rel=0.05)
+
+
 def test_a_network_that_ignores_its_code_is_fedper():
     """Its code being zero, its outputs are its biases: the same bits as a personal head under plain SGD."""
     task = toys.classifier(norm=True)
@@ -62,6 +79,21 @@ def test_a_network_that_ignores_its_code_is_fedper():
             ours.rows[f"generator/outputs/{name}/kernel"],
             np.repeat(ours.fresh[f"generator/outputs/{name}/kernel"][None], 3, 0),
         )
+
+
+def test_a_linear_network_of_a_fixed_code_is_fedsim_with_a_larger_step():
+    """G = z K + b: one step on K and b moves G by (1 + |z|^2) times the gradient of G."""
+    made = fp.method("private_generator").make(toys.classifier(), lr=0.02, personal_lr=0.02, batch_size=4)
+    start, cohort = toys.start(made, 3), toys.labelled_clients()
+    first = made.task.plain({**start.shared, **start.fresh, **start.frozen})
+    factor = 1 + np.sum(np.asarray(start.frozen["code"], np.float64) ** 2)
+    fedsim = fp.method("fedsim").make(toys.classifier(), lr=0.02, personal_lr=0.02 * float(factor), batch_size=4)
+    ours, theirs = start, fedsim.init(first, 0, num_clients=3)
+    for _ in range(2):
+        (ours, _), (theirs, _) = made.step(ours, cohort, 0), fedsim.step(theirs, cohort, 0)
+    models = jax.vmap(lambda row: fp.flatten(made.task.plain({**ours.shared, **row, **ours.frozen})))(ours.rows)
+    for name in HEAD:
+        np.testing.assert_allclose(models[name], theirs.rows[name], rtol=1e-5, atol=1e-6)
 
 
 def test_equal_codes_that_stay_are_fedavg_of_the_rest():
@@ -135,6 +167,12 @@ def test_what_cannot_be(settings, message):
         generated(toys.classifier(norm=True), **settings)
 
 
+def test_what_is_private_is_not_generated():
+    gated = mixture(toys.classifier(), linear_gate(inputs_of(toys.classifier()), experts=2))
+    with pytest.raises(ValueError, match="on: .*gate/.* are private to a client"):
+        generated(gated, "gate/**")
+
+
 def test_a_shared_code_is_refused():
     made = generated(toys.classifier(), fp.head(1))
     with pytest.raises(ValueError, match="code.* would be shared, which this task keeps private"):
@@ -143,7 +181,12 @@ def test_a_shared_code_is_refused():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"training": "both"}, "training: found 'both'"), ({"hidden": (0,)}, "hidden: found 0"), ({"code": -1}, "code: ")],
+    [
+        ({"training": "both"}, "training: found 'both'"),
+        ({"hidden": (0,)}, "hidden: found 0"),
+        ({"hidden": 32}, "hidden: found 32; allowed is a list"),
+        ({"code": -1}, "code: "),
+    ],
 )
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(ValueError, match=message):
