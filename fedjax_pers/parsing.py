@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedjax_pers.paths import Selector, as_selector, everything, nearest, nothing
+from fedjax_pers.paths import BARE, Selector, as_selector, everything, nearest, nothing
 from fedjax_pers.presets import (
     adapter,
     attention,
@@ -29,9 +29,7 @@ _CALLS: dict[str, Callable[..., Selector]] = {maker.__name__: maker for maker in
     "regex": lambda pattern: as_selector(re.compile(pattern))
 }
 _CONSTANTS = {"nothing": nothing, "everything": everything}
-_TOKEN = re.compile(
-    r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<operator>[|&()~,=])|(?P<bare>[^\s|&()"=,~][^\s|&()"=,]*))"""
-)
+_TOKEN = re.compile(rf"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<operator>[|&()~,=])|(?P<bare>{BARE}))""")
 
 
 def parse(text: str) -> Selector:

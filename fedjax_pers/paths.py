@@ -27,7 +27,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-_BARE = re.compile(r'[^\s|&()"=,~][^\s|&()"=,]*')
+_CHOICE = r'\{[^\s|&()"={}]*\}'
+BARE = rf'(?:{_CHOICE}|[^\s|&()"=,~])(?:{_CHOICE}|[^\s|&()"=,])*'
+"""What a glob looks like that needs no quotes in a selector's text; the commas in braces separate nothing else."""
 _FLAGS = (("i", re.IGNORECASE), ("m", re.MULTILINE), ("s", re.DOTALL), ("x", re.VERBOSE), ("a", re.ASCII))
 
 
@@ -195,7 +197,7 @@ class _Glob(Selector):
         return _some(self, (path for path in leaves if _fits(segments, path.split("/"))), leaves)
 
     def __str__(self) -> str:
-        bare = _BARE.fullmatch(self.pattern) and self.pattern not in ("nothing", "everything")
+        bare = re.fullmatch(BARE, self.pattern) and self.pattern not in ("nothing", "everything")
         return self.pattern if bare else json.dumps(self.pattern, ensure_ascii=False)
 
 

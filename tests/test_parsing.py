@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from fedjax_pers.parsing import parse
 from fedjax_pers.paths import Selector, as_selector, everything, nothing, select, where
-from fedjax_pers.presets import bias, depth, embedding, head, lora, norm, norm_statistics
+from fedjax_pers.presets import (
+    adapter,
+    attention,
+    bias,
+    depth,
+    embedding,
+    feed_forward,
+    head,
+    lora,
+    norm,
+    norm_statistics,
+)
 
 LEAVES = dict.fromkeys(["body/conv1/bias", "body/conv10/kernel", "head/bias", "head/kernel", "head/out/kernel"], 0)
 
@@ -54,7 +65,7 @@ def test_selectors_are_a_boolean_algebra(a: Selector, b: Selector, c: Selector) 
 
 
 def presets() -> st.SearchStrategy[Selector]:
-    plain = st.sampled_from([norm(), norm_statistics(), embedding(), bias(), lora()])
+    plain = st.sampled_from([norm(), norm_statistics(), embedding(), bias(), lora(), attention()])
     ends = st.builds(
         lambda make, n, by: make(n, by=by),
         st.sampled_from([head, depth]),
@@ -89,6 +100,10 @@ def test_text_reads_back(selector: Selector) -> None:
         ('"~/w"', as_selector("~/w")),
         ('"nothing" | nothing', as_selector("nothing")),
         ("norm", as_selector("norm")),
+        ("**/attention/{query,value} | a", as_selector("**/attention/{query,value}") | "a"),
+        ("shallow() | deep()", head(1) | ~depth(1, by="block")),
+        ("attention() & ~feed_forward()", attention() & ~feed_forward()),
+        ("adapter()", adapter()),
         ("head(2, by=block)", head(2, by="block")),
         ('head(n=2, by="block",)', head(2, by="block")),
         ("head()", head(1)),
@@ -110,6 +125,9 @@ def test_text_by_hand(text: str, selector: Selector) -> None:
         ("(a | b", "expected '\\)'"),
         ("a)", "found '\\)'"),
         ("haed(1)", "nearest: head"),
+        ("shalow()", "there are head, depth, shallow, deep, .*nearest: shallow"),
+        ("atention()", "nearest: attention"),
+        ("deep(2)", "in deep"),
         ("where(f)", "call where"),
         ("head(0)", "found n=0"),
         ("head(1, by=blok)", "found by='blok'"),

@@ -44,6 +44,17 @@ def token(x: Any) -> Any:
     return jax.nn.softmax(jnp.einsum("btd,bsd->bts", rows @ numbers(4, 4), rows)).mean(1) @ numbers(2, 5)
 
 
+def square(x: Any) -> Any:
+    return jnp.concatenate([x, x[:, : EXAMPLES - 4]], 1)
+
+
+def attended(x: Any) -> Any:
+    """Five positions from an example, each of which sees the earlier ones of the same example."""
+    q, k, v = ((x @ W + shift)[:, :, None] * numbers(1, 5, 3) for shift in (0, 1, 2))
+    scores = jnp.where(jnp.tri(5, dtype=bool), jnp.einsum("btd,bsd->bts", q, k), -jnp.inf)
+    return jnp.einsum("bts,bsd->btd", jax.nn.softmax(scores), v).sum(-1)
+
+
 BODIES = {
     "dense": lambda x: jnp.tanh(x @ W),
     "compiled within, twice": lambda x: jax.jit(jnp.tanh)(jax.jit(lambda a: a @ W)(x)) + jax.jit(jnp.tanh)(x @ W),
@@ -51,6 +62,7 @@ BODIES = {
     "recomputed": jax.checkpoint(lambda x: jnp.sin(x @ W)),
     "weights first": lambda x: (W.T @ x.T).T,
     "one after another": lambda x: jnp.stack([x @ W, x @ W * 2]).sum(0),
+    "attention": lambda x: attended(x),
     "mapped": lambda x: jax.vmap(lambda row: row @ W)(x),
     "normalised by row": lambda x: (lambda y: (y - y.mean(1, keepdims=True)) / y.std(1, keepdims=True))(x @ W),
 }
@@ -97,6 +109,23 @@ def test_a_flax_model_is_split_at_the_first_layer_that_changes() -> None:
     assert everything is None
 
 
+def test_all_of_a_transformer_below_its_head_is_decided_by_single_examples() -> None:
+    """What is stored is what enters the head: all positions, after attention and the last norm."""
+    example = (("x", (7,), "int32"), ("y", (7,), "int32"))
+    task = fp.tasks.from_model(example, "char_transformer", num_classes=9, width=4, heads=2, hidden=6)
+    variables = task.init(jax.random.key(0))
+    draw = np.random.default_rng(0)
+    batch = {name: jnp.asarray(draw.integers(0, 9, (EXAMPLES, 7))) for name in ("x", "y")}
+
+    def loss(head: Any, batch: Any, key: Any) -> Any:
+        return task.loss({"params": {**variables["params"], "head": head}}, batch, key)[0]
+
+    head, key = variables["params"]["head"], jax.random.key(0)
+    parts = split(loss, head, batch, key)
+    assert parts is not None and [shape.shape for shape in parts.shapes] == [(EXAMPLES, 7, 4)]
+    np.testing.assert_allclose(parts.rest(head, batch, key, parts.features(batch)), loss(head, batch, key), rtol=1e-6)
+
+
 def check(loss: Any, batch: Any) -> None:
     parts, key = found(loss, batch), jax.random.key(0)
     assert parts is not None
@@ -121,6 +150,7 @@ MIXED = {
     "shifted": lambda x: jnp.roll(x, 1, 0) @ W,
     "by place in the batch": lambda x: (x + jnp.arange(EXAMPLES, dtype=x.dtype)[:, None]) @ W,
     "examples against each other": lambda x: x @ (x.T @ x) @ W,
+    "examples attending to each other": lambda x: jnp.einsum("ij,ji->i", square(x), square(x))[:, None] @ W[:1],
     "folded into another axis": lambda x: x.reshape(3, -1) @ numbers(8, 5),
     "in a loop": lambda x: jax.lax.scan(lambda c, row: (c + row, c @ W), jnp.zeros(4), x)[1],
     "a part of the examples": lambda x: x[2:5] @ W,
@@ -164,6 +194,16 @@ def test_methods_give_the_same_with_stored_features(method: str, settings: dict[
         outcome(method, settings, room=True),
         outcome(method, settings, room=False),
     )
+
+
+def test_the_head_of_a_transformer_trains_the_same_with_stored_features() -> None:
+    federation = fp.data.shakespeare_roles(window=20, max_roles=2)
+    task = fp.tasks.from_model(federation, "char_transformer", width=4, heads=2, blocks=1, hidden=6)
+    algorithm = fp.method("fedrep").make(task, head_epochs=2, batch_size=200)
+    cohort = federation.cohort([0, 1])
+    step, state = jax.jit(algorithm.step), fp.start(algorithm, federation, 0)
+    ours, theirs = (step(state, each, jax.random.key(0)) for each in (cohort, cohort._replace(room=None)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), ours, theirs)
 
 
 @pytest.mark.parametrize("by_weight", [False, True])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from fedjax_pers.paths import Model, select
-from fedjax_pers.presets import bias, embedding, lora, norm, norm_statistics, places
+from fedjax_pers.paths import Model, Selector, select
+from fedjax_pers.presets import adapter, attention, bias, embedding, feed_forward, lora, norm, norm_statistics, places
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,36 @@ def test_a_norm_type_covers_its_own_leaves_and_not_those_of_layers_within() -> N
     leaves = {"pre/norm/scale": 0, "pre/dense/kernel": 0, "pre/scale": 0}
     kinds = (("pre", "PreNorm"), ("pre/dense", "Dense"), ("pre/norm", "Identity"))
     assert select(norm(), leaves, Model(kinds=kinds)) == {"pre/scale"}
+
+
+@pytest.mark.parametrize(
+    ("path", "preset"),
+    {
+        "block1/attention/query/kernel": attention,
+        "self_attn/c_proj/w": attention,
+        "MultiHeadDotProductAttention_0/out/bias": attention,
+        "block1/feed_forward/up/kernel": feed_forward,
+        "ffn2/w": feed_forward,
+        "encoder/MlpBlock_3/Dense_0/kernel": feed_forward,
+        "block1/adapter_1/down/kernel": adapter,
+        "dense/lora_a": adapter,
+        "block1/norm_attention/scale": None,
+        "block1/attention_norm/scale": None,
+        "block1/ln_ffn/scale": None,
+        "attentive/kernel": None,
+        "forward/kernel": None,
+        "adapted/kernel": None,
+    }.items(),
+)
+def test_names_of_modules(path: str, preset: Callable[[], Selector] | None) -> None:
+    found = [each for each in (attention, feed_forward, adapter) if select(each(), {f"params/{path}": 0})]
+    assert found == ([preset] if preset else [])
+
+
+def test_modules_by_type_are_found_below_any_collection() -> None:
+    leaves = {"params/odd/dense/kernel": 0, "batch_stats/odd/norm/mean": 0, "params/other/kernel": 0}
+    kinds = (("params/odd", "SelfAttention"), ("params/odd/dense", "Dense"))
+    assert select(attention(), leaves, Model(kinds=kinds)) == {"params/odd/dense/kernel", "batch_stats/odd/norm/mean"}
 
 
 @pytest.mark.parametrize(

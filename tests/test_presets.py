@@ -11,7 +11,6 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-import fedjax_pers as fp
 from fedjax_pers.base import Task
 from fedjax_pers.paths import everything, flatten, select
 from fedjax_pers.presets import bias, depth, embedding, head, lora, model_of, norm, norm_statistics
@@ -65,29 +64,6 @@ def residual_task(typed: bool = True) -> Task:
 
     kinds = linen_kinds(model, jax.eval_shape(init, KEY), X, train=True) if typed else ()
     return classify(init, model.apply, kinds=kinds)
-
-
-def test_depth_kind_and_adapters_of_a_transformer():
-    """A small decoder: embedding, position, two blocks, a norm, the head."""
-    example = (("x", (6,), "int32"), ("y", (6,), "int32"))
-    task = fp.tasks.from_model(example, "char_transformer", num_classes=9, width=4, heads=2, hidden=8)
-    adapted = fp.adapters.bottleneck(fp.adapters.lora(task, "**/attention/out", rank=2), "**/feed_forward/down", size=2)
-    leaves = fp.flatten(jax.eval_shape(adapted.init, jax.random.key(0)))
-    model = model_of(adapted)
-
-    def layers_of(selector):
-        return {path.removeprefix("params/").rpartition("/")[0] for path in select(selector, leaves, model)}
-
-    blocks = ("block1", "block2")
-    heads = {f"{block}/attention/{part}" for block in blocks for part in ("query", "key", "value", "out")}
-    factors = {f"{block}/attention/out/lora_{factor}" for block in blocks for factor in "ab"}
-    down = {f"{block}/feed_forward/down" for block in blocks}
-    narrow = {f"{layer}/bottleneck_{part}" for layer in down for part in ("down", "bias", "up")}
-    assert layers_of(fp.attention()) == heads | factors
-    assert layers_of(fp.feed_forward()) == down | narrow | {f"{block}/feed_forward/up" for block in blocks}
-    assert layers_of(fp.adapter()) == factors | narrow and layers_of(fp.lora()) == factors
-    assert layers_of(fp.shallow()) == {"head"}
-    assert layers_of(fp.deep()) == layers_of(fp.everything) - {"embedding"}
 
 
 def test_linen_head_and_depth_go_by_use_and_not_by_name() -> None:

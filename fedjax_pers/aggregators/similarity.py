@@ -145,7 +145,7 @@ def mixtures(found: Array, models: Leaves) -> Leaves:
 
 
 def mean_of_models(weight: Array, models: Leaves, otherwise: Leaves) -> Leaves:
-    """The mean of models ``[clients, ...]`` (of counters the nearest number); ``otherwise`` where all weights are 0."""
+    """The mean of models ``[clients, ...]`` (of counters the nearest number); ``otherwise`` where weights are all 0."""
     share = weight / not_zero(weight.sum())
 
     def one(x: Array, old: Array) -> Array:

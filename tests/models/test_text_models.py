@@ -1,11 +1,13 @@
-"""Attention in numpy, and what padding is to models that classify texts."""
+"""Attention and recurrence in numpy, and what padding is to models that classify texts."""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_pers import models
 from tests.models.by_hand import leaves_of, nested, relu, task_of
 
 TOKENS = np.random.default_rng(1).integers(1, 9, (3, 5))
@@ -101,3 +103,45 @@ def test_a_token_that_does_not_exist_is_not_taken_for_another(name):
     task = task_of(name)
     unknown = np.where(np.arange(5) == 2, 9, TOKENS)
     assert np.isnan(outputs_of(task, leaves_of(task), unknown)).any(axis=-1).any()
+
+
+def test_the_recurrent_network_in_numpy(x64):
+    task = task_of("char_lstm", layers=2)
+    p = leaves_of(task)
+    x = np.random.default_rng(1).integers(0, 9, (3, 5))
+
+    def sigmoid(z):
+        return 1 / (1 + np.exp(-z))
+
+    sequence = p["params/embedding/embedding"][x]
+    for layer in ("lstm1", "lstm2"):
+        hidden = cell = np.zeros((3, 4))
+        steps = []
+        for t in range(5):
+            gates = sequence[:, t] @ p[f"params/{layer}/input/kernel"] + p[f"params/{layer}/input/bias"]
+            i, f, g, o = np.split(gates + hidden @ p[f"params/{layer}/recurrent"], 4, axis=1)
+            cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+            hidden = sigmoid(o) * np.tanh(cell)
+            steps.append(hidden)
+        sequence = np.stack(steps, axis=1)
+    expected = sequence @ p["params/head/kernel"] + p["params/head/bias"]
+    outputs, _ = task.apply(nested(p), {"x": x, "y": x}, None)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-9)
+
+
+def test_the_forget_gate_starts_open():
+    bias = models.Lstm(4).init(jax.random.key(0), jnp.ones((1, 1, 3)))["params"]["input"]["bias"]
+    assert bias.tolist() == [0] * 4 + [1] * 4 + [0] * 8
+
+
+@pytest.mark.parametrize("name", ["char_lstm", "char_transformer"])
+def test_a_position_does_not_see_later_characters(name):
+    task = task_of(name)
+    variables = nested(leaves_of(task))
+    x = np.random.default_rng(1).integers(0, 9, (3, 5))
+    later = np.where(np.arange(5) < 3, x, (x + 1) % 9)
+    ours, theirs = (task.apply(variables, {"x": z, "y": z}, None)[0] for z in (x, later))
+    assert np.array_equal(ours[:, :3], theirs[:, :3]) and not np.allclose(ours[:, 3], theirs[:, 3])
+    earlier = np.where(np.arange(5) > 0, x, (x + 1) % 9)
+    theirs = task.apply(variables, {"x": earlier, "y": earlier}, None)[0]
+    assert not any(np.allclose(ours[:, t], theirs[:, t]) for t in range(5))  # all see the first
