@@ -27,7 +27,7 @@ _PAPER = (
     paper=_PAPER,
     family="hypernetwork",
     personal="the network that generates the head",
-    reduction="a network that ignores its code: FedPer; a linear one: FedSim, personal_lr times 1 + |code|^2",
+    reduction="a network that ignores its code: FedPer; a linear one: FedSim, personal_lr times 1 + squared code",
 )
 def private_generator(
     task: Task,
