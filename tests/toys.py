@@ -155,9 +155,8 @@ ROLES = {
     "fedpac": {"head": "kernel"},
     **{
         name: {"on": "kernel", "also": "bias"}
-        for name in ("fedit", "ffa_lora", "local_lora", "fedex_lora", "flora", "hetlora", "fed_adapter")
+        for name in ("fedit", "ffa_lora", "fedsa_lora", "local_lora", "fedex_lora", "flora", "hetlora", "fed_adapter")
     },
-    "fedsa_lora": {"on": "kernel", "also": "bias", "personal": "bias | **/lora_b/**"},
     "pfedlora": {"on": "kernel"},
     "bitfit": {"also": "bias"},
     "pfedmoe": {"head": "kernel"},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import jax
+
 from fedjax_pers.adapters.low_rank import Slot
 from fedjax_pers.base import Task
 from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role
-from fedjax_pers.paths import SelectorLike, as_selector, nothing, where
-from fedjax_pers.presets import adapter
+from fedjax_pers.paths import SelectorLike, as_selector, flatten, nothing, where
+from fedjax_pers.presets import adapter, model_of
 
 
 def on_backbone(
@@ -27,7 +29,9 @@ def on_backbone(
 
     def bind(task: Task) -> Layout:
         moving = adapter() | as_selector(also) | task.statistics
-        return by_role(personal=personal, frozen=~moving | as_selector(frozen), statistics=statistics)(task)
+        leaves, model = flatten(jax.eval_shape(task.init, jax.random.key(0))), model_of(task)
+        backbone = nothing if set(leaves) == moving.select(leaves, model) else ~moving
+        return by_role(personal=personal, frozen=backbone | as_selector(frozen), statistics=statistics)(task)
 
     return bind
 

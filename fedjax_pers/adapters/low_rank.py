@@ -126,7 +126,7 @@ def lora(
         return _of_model(leaves, places) | {slot.path: summed(slot, leaves) for slot in places}
 
     def summed(slot: Slot, leaves: Leaves) -> Array:
-        return leaves[slot.path] + scale * slot.product(leaves)
+        return (leaves[slot.path] + scale * slot.product(leaves)).astype(slot.dtype)
 
     def around(function: Any) -> Any:
         def with_factors(leaves: Leaves, *rest: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_pers.adapters import Slot
 from fedjax_pers.aggregators.base import Aggregator, Sender, Server
@@ -161,7 +162,7 @@ def sparsity_weighted(places: tuple[Slot, ...], *, weights: Weights = "examples"
 
     def lift(weight: Array, received: Leaves, upload: Leaves, sender: Sender) -> Any:
         counted = (weight > 0).astype(jnp.float32)
-        sizes = {p.path: counted * jnp.sqrt(jnp.sum(jnp.square(p.product(upload)))) for p in places}
+        sizes = {p.path: counted * optax.tree.norm(p.product(upload).astype(jnp.float32)) for p in places}
         padded = {name: sizes[p.path] * upload[name] for p in places for name in p.names}
         return base.lift(weight, received, upload, sender), padded, sizes
 

@@ -109,17 +109,17 @@ def hypernetwork(
         phi, first = given.pop(GENERATOR), given.pop(EMBEDDINGS)
 
         def exchange(number: Array, carry: Any) -> Any:
-            v, opt = carry
+            v, opt, personal = carry
             made, pull = jax.vjp(lambda v: generator.apply(phi, v), v)
-            start = parts._replace(shared=given | made)
+            start = parts._replace(shared=given | made, personal=personal)
             now = context._replace(key=jax.random.fold_in(context.key, number), received=start)
             after, _ = update(layout, start, now)
             (gradient,) = pull(jax.tree.map(jnp.subtract, made, {name: after.shared[name] for name in made}))
             moves, opt = tx_of_one.update(_clipped(gradient, clip), opt, v)
-            return optax.apply_updates(v, moves), opt
+            return optax.apply_updates(v, moves), opt, after.personal
 
         rounds = jnp.where(context.unseen & (context.size > 0), newcomer_rounds, 0)
-        v, _ = jax.lax.fori_loop(0, rounds, exchange, (first, tx_of_one.init(first)))
+        v, _, _ = jax.lax.fori_loop(0, rounds, exchange, (first, tx_of_one.init(first), parts.personal))
         return given | generator.apply(phi, v)
 
     return Aggregator(

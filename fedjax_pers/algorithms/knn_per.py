@@ -190,8 +190,11 @@ def _deviations(features: Array, labels: Array) -> Array:
 
 def _votes(store: Any, z: Array, neighbours: int, distance: Distance, scale: Any, classes: Any) -> Array:
     """Probabilities of the labels of the nearest stored examples, ``[batch, classes]``; 0 where the store is empty."""
-    apart = (z[:, None] - store["features"]) / store["deviations"]
-    squared = jnp.square(apart).sum(2)
+
+    def squared_to(one: Array) -> Array:  # one after another: all at once would be an array of batch x store x features
+        return jnp.square((one - store["features"]) / store["deviations"]).sum(1)
+
+    squared = jax.lax.map(squared_to, z)
     d = squared / (scale * z.shape[1]) if distance == "squared" else jnp.sqrt(squared) / scale
     d = jnp.where(store["labels"] == _NO_EXAMPLE, jnp.inf, d)
     closeness, places = jax.lax.top_k(-d, min(neighbours, d.shape[1]))

@@ -73,7 +73,7 @@ def l2gd(
         new = replace(parts, chosen)
         sent = {shared: new.personal[own] for own, shared in _pairs(layout, parts)}
         steps = jnp.where(averages, (context.size > 0).astype(jnp.int32), report.steps)
-        return replace(new, sent), Report(report.loss, steps, averages & after_local)
+        return replace(new, sent), report._replace(steps=steps, transmitted=averages & after_local)
 
     return compose(
         task,

@@ -16,8 +16,6 @@ from fedjax_pers.paths import SelectorLike, as_selector, everything
 from fedjax_pers.presets import head
 from fedjax_pers.presets import lora as factors
 
-_STAYS = FACTOR_B | head(1) & ~factors()
-
 
 def _adapted(task: Task, on: SelectorLike, also: SelectorLike, rank: int, alpha: float, scaling: str) -> Task:
     """Factors beside the chosen weights, those apart that train in full."""
@@ -133,7 +131,7 @@ def fedsa_lora(
     lr: float = 0.1,
     on: SelectorLike = everything,
     also: SelectorLike = head(1),
-    personal: SelectorLike = _STAYS,
+    personal: SelectorLike | None = None,
     rank: int = 4,
     alpha: float = 8.0,
     scaling: str = "standard",
@@ -149,7 +147,7 @@ def fedsa_lora(
       lr: step size.
       on: the weights that are adapted.
       also: leaves that train in full.
-      personal: what stays: the second factors, and the head.
+      personal: what stays; by default the second factors, and what trains in full.
       rank: of the factors.
       alpha: their strength.
       scaling: ``"standard"`` or ``"rank_stabilized"``.
@@ -164,7 +162,11 @@ def fedsa_lora(
     adapted = _adapted(task, on, also, rank, alpha, scaling)
     return compose(
         adapted,
-        layout=on_backbone(statistics=backbone_statistics, also=also, personal=personal),
+        layout=on_backbone(
+            statistics=backbone_statistics,
+            also=also,
+            personal=FACTOR_B | as_selector(also) if personal is None else personal,
+        ),
         client=train(lr, **local),
         aggregator=mean(weights=weights),
         newcomer=train(lr, roles="personal", **for_epochs(newcomer_epochs, local)),

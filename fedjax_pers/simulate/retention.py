@@ -47,7 +47,7 @@ def retention(
     key: Array | int = 0,
     *,
     most: int = 2000,
-    group: int = 32,
+    group: int | None = None,
     data_on: str = "auto",
 ) -> Retention:
     r"""Judges the personalised model of every client on the examples of all clients together.
@@ -74,16 +74,18 @@ def retention(
       split: ``"test"``, ``"validation"`` or ``"train"``.
       key: the run's key.
       most: pooled examples; where there are more, so many are drawn from the key, without replacement.
-      group: models held at once.
+      group: models held at once; as many as fit by default.
       data_on: as in :func:`fedjax_pers.run`.
 
     Raises:
-      ValueError: the split has no rows, or ``most`` is no whole number of at least 1.
+      ValueError: the split has no rows, ``most`` is no whole number of at least 1, or the method has neither a global
+        model nor an adaptation, so that there is nothing to have forgotten.
 
     Source: the differences are those of backward transfer in Lopez-Paz, Ranzato, "Gradient Episodic Memory for
     Continual Learning", NeurIPS 2017, arXiv:1706.08840, the earlier task being the federation's.
     """
     positive_int("most", most)
+    require_before(algorithm)
     rows = federation.split(split).num_rows
     require(rows > 0, f"split: found {split!r}, which has no rows in {federation.name!r}; retention is judged on them")
     pool = pool_for_all(federation, split, _drawn(key, rows, most))
@@ -105,6 +107,15 @@ def retention(
         for now, then in zip((pooled, own), before, strict=True)
     )
     return Retention(federation.client_ids, against, min(rows, most), pooled.personal, retained, gain)
+
+
+def require_before(algorithm: Algorithm) -> None:
+    """ValueError where a method has no model to compare a client's with."""
+    require(
+        algorithm.common is not None or algorithm.unadapted is not None,
+        "retention: this method has neither a global model nor a model before a client adapts, so there is nothing to "
+        "compare a client's model with",
+    )
 
 
 def _drawn(key: Array | int, rows: int, most: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -261,17 +262,17 @@ def judge(
     key: Array | int = 0,
     *,
     adapt: bool = True,
-    group: int = 32,
+    group: int | None = None,
     data_on: str = "auto",
 ) -> Table:
     """:func:`evaluate_clients` on any rows: ``judged(clients)`` is a pool that says which are those of each client."""
     static, floats = split_floats(algorithm)
     count = federation.num_clients
-    group = min(_models_at_once(state) if group is None else group, count)
-    index = np.minimum(np.arange(-(-count // group) * group), count - 1).reshape(-1, group)
-    program = evaluation_program(static, group)
     devices, tables = devices_for(algorithm), []
     state, training = placed(state, devices), pools_for(federation, "train", data_on, devices)
+    group = min(_models_at_once(algorithm, state, training(np.arange(1))) if group is None else group, count)
+    index = np.minimum(np.arange(-(-count // group) * group), count - 1).reshape(-1, group)
+    program = evaluation_program(static, group)
     resident = not on_host(state) and place_of_examples(federation, data_on) == "device"
     for some in [index] if resident else index[:, None]:
         clients, there = np.unique(some), state
@@ -288,9 +289,19 @@ def judge(
     return Table(federation.client_ids, examples, own, common, seen)
 
 
-def _models_at_once(state: State) -> int:
-    """How many clients' models are held at once: each is a whole one, frozen leaves included."""
-    return max(1, min(MODELS, MEMORY // max(num_bytes((state.shared, state.fresh, state.frozen)), 1)))
+def _models_at_once(algorithm: Algorithm, state: State, pool: Pool) -> int:
+    """How many clients' models are held at once: each is a whole one, frozen leaves and memories included."""
+    leaves, structure = jax.tree.flatten((state, pool))
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
+    return max(1, min(MODELS, MEMORY // max(_model_bytes(algorithm.personalize, structure, shapes), 1)))
+
+
+@functools.lru_cache(maxsize=64)  # a client's personalisation is traced for it
+def _model_bytes(personalize: Callable[..., Any], structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> int:
+    state, pool = jax.tree.unflatten(structure, shapes)
+    first = jnp.zeros(1, jnp.int32)
+    key = jax.random.key(0)
+    return num_bytes(jax.eval_shape(lambda s, p, key: personalize(s, p.cohort(first), key), state, pool, key))
 
 
 def rejected_message(metrics: Metrics, first: int, federation: Federation) -> str:

@@ -28,7 +28,7 @@ from fedjax_pers.simulate.interrupts import between_blocks
 from fedjax_pers.simulate.matching import check_federation
 from fedjax_pers.simulate.placement import devices_for
 from fedjax_pers.simulate.pools import pool_of_clients
-from fedjax_pers.simulate.retention import retention
+from fedjax_pers.simulate.retention import require_before, retention
 from fedjax_pers.simulate.rows import first_state_on_host, place_of_rows, shapes_on_host
 from fedjax_pers.simulate.run import Block, chosen_sampler, evaluate_clients, run, start
 from fedjax_pers.simulate.settings import method_settings
@@ -117,6 +117,8 @@ def validate(config: Config, like: Study | None = None) -> Study:
     algorithm = method(config.method).make(task, **method_settings(config.method, config.settings))
     if config.secure_aggregation:
         require_sums(algorithm.sees)
+    if config.retention:
+        require_before(algorithm)
     algorithm = _mapped(config, algorithm, federation.num_clients)
     chosen_sampler(algorithm, federation, config.cohort_size, dropout=config.dropout)
     warm = _warm(config, task, algorithm, federation.num_clients) if config.warm_start else None

@@ -208,3 +208,23 @@ def test_a_task_that_starts_from_a_trained_backbone():
         starting_from(task, {"params/hiden1/kernel": np.ones((4, 5))})
     with pytest.raises(ValueError, match=r"of shape \(5, 4\); the task has \(4, 5\)"):
         starting_from(task, {"params/hidden1/kernel": np.ones((5, 4))})
+
+
+@pytest.mark.parametrize("on", ["**/conv", "**/head/kernel"], ids=["summed first", "added to a product"])
+def test_half_precision_stays_half_precision(on):
+    """Settings are arguments of a compiled run, float32 ones, which must not widen the weights."""
+
+    def cast(tree):
+        return jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+
+    plain = fp.tasks.linen(Convolution(), IMAGES)
+    task = plain._replace(init=lambda key: cast(plain.init(key)))
+    algorithm = fp.method("fedit").make(task, on=on, also="**/bias", rank=2, batch_size=2)
+
+    @jax.jit
+    def step(alpha, state, cohort):
+        return algorithm.recipe.build({"lr": 0.1, "alpha": alpha}).step(state, cohort, 0)
+
+    data = {name: x[None] for name, x in batch_of(IMAGES).items()}
+    after, _ = step(jnp.float32(8.0), toys.start(algorithm, 1), fp.cohort_of({**data, "x": data["x"].astype(jnp.bfloat16)}))
+    assert all(x.dtype == jnp.bfloat16 for x in after.shared.values())

@@ -179,3 +179,10 @@ def test_the_backbone_is_held_once_and_is_not_in_any_row():
 def test_settings_that_cannot_be(name, settings, message):
     with pytest.raises(ValueError, match=message):
         fp.method(name).make(task(), **settings)
+
+
+def test_what_trains_in_full_may_be_all_or_nothing():
+    whole = fp.method("bitfit").make(task(), also=fp.everything)
+    assert not toys.start(whole, 2).frozen
+    factors_alone = fp.method("fedsa_lora").make(task(), rank=RANK, on="**/hidden1/kernel", also=fp.nothing)
+    assert sorted(toys.start(factors_alone, 2).rows) == [B]

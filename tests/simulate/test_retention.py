@@ -108,7 +108,9 @@ def test_a_method_without_a_global_model_is_compared_with_its_models_before_they
     layout = fp.by_role(personal="bias")
     plain = fp.compose(task, layout=layout)
     state, _ = fp.run(plain, None, federation, 2)
-    found = fp.retention(plain, state, federation)
+    with pytest.raises(ValueError, match="neither a global model nor a model before a client adapts"):
+        fp.retention(plain, state, federation)
+    found = fp.retention(fp.with_adaptation(plain, fp.train(0.5, epochs=0)), state, federation)
     assert found.against == "the client's model before it adapted"
     assert not found.retained["loss"].any() and np.nansum(np.abs(found.gain["loss"])) == 0
     tuned = fp.retention(fp.compose(task, layout=layout, adapt=fp.train(0.5, epochs=5)), state, federation)
