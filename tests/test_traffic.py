@@ -64,6 +64,8 @@ FORMULAS = {
     "lg_fedavg": (HEAD, WHOLE - HEAD, 0),
     "fedbabu": (WHOLE - HEAD, 0, HEAD),
     "fedrod": (WHOLE, HEAD, 0),
+    # A network with 32 hidden units makes the second head of the shares of 3 classes.
+    "fedrod_hyper": (WHOLE + 3 * 32 + 32 + (32 + 1) * HEAD, 3, 0),
     "fedbn": (WHOLE - AFFINE - STATISTICS, AFFINE + STATISTICS, 0),
     "silobn": (MODEL, STATISTICS, 0),
     **{name: (WHOLE, WHOLE, 0) for name in ("ditto", "pfedme", "l2gd")},

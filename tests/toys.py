@@ -151,7 +151,7 @@ ROLES = {
     **{name: {"personal": "bias"} for name in ("fedper", "fedrep", "fedsim", "fedalt", "fedbn")},
     "lg_fedavg": {"shared": "kernel"},
     "fedbabu": {"frozen": "bias"},
-    "fedrod": {"head": fp.everything},
+    **{name: {"head": fp.everything} for name in ("fedrod", "fedrod_hyper")},
     "fedpac": {"head": "kernel"},
     **{
         name: {"on": "kernel", "also": "bias"}

@@ -37,7 +37,8 @@ def hypernetwork(
     ``d_i`` by ``h`` at ``(phi, v_i)``: a product with its Jacobian, exact. The generator takes a step along the mean
     of the cohort's g, each embedding along its own ``g_i``, both from the same linearisation; together they are clipped
     to the norm ``clip``. Embeddings of clients that are absent, and their optimisers, stay as they are. Leaves that do
-    not train (running statistics) are averaged. Only models travel.
+    not train (running statistics) are averaged. Only models travel. ``Server.shared`` has the model of the mean
+    embedding, from which unseen clients start.
 
     Args:
       update: how clients train; an unseen client goes through it to fit its embedding, the generator being fixed.
@@ -71,7 +72,11 @@ def hypernetwork(
             fold_name(key, GENERATOR), {name: server.shared[name] for name in made}, embeddings.shape[1]
         )
         embeddings = jax.random.normal(fold_name(key, EMBEDDINGS), embeddings.shape, embeddings.dtype)
-        return server._replace(aux=server.aux | {GENERATOR: phi, EMBEDDINGS: embeddings})
+        return with_mean_model(server._replace(aux=server.aux | {GENERATOR: phi, EMBEDDINGS: embeddings}))
+
+    def with_mean_model(server: Server) -> Server:
+        middle = generator.apply(server.aux[GENERATOR], server.aux[EMBEDDINGS].mean(0))
+        return server._replace(shared=server.shared | middle)
 
     def render(server: Server, client: Array) -> Leaves:
         return server.shared | generator.apply(server.aux[GENERATOR], _embedding_of(server, client))
@@ -97,7 +102,7 @@ def hypernetwork(
             EMBEDDINGS: scatter_rows(embeddings, rows, optax.apply_updates(chosen, own_moves)),
             "embedding_opt": scatter_rows(opts, rows, new_opts),
         }
-        after = server._replace(shared=shared, opt=opt, aux=aux)
+        after = with_mean_model(server._replace(shared=shared, opt=opt, aux=aux))
         return jax.tree.map(lambda new, old: jnp.where(accepted.any(), new, old), after, server)
 
     def deliver(server: Server, client: Array) -> Leaves:

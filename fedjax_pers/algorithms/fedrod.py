@@ -1,4 +1,4 @@
-"""Fed-RoD: a generic and a personal head on one representation."""
+"""Fed-RoD: a generic and a personal head on one representation, the latter trained or generated."""
 
 from __future__ import annotations
 
@@ -11,22 +11,31 @@ from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report, Task
 from fedjax_pers.batches import sweep
+from fedjax_pers.checks import require
 from fedjax_pers.compose import Algorithm, compose
-from fedjax_pers.layouts import OWN, Layout, LayoutMaker, Statistics, View, by_role
-from fedjax_pers.local import ClientUpdate, for_epochs, train
+from fedjax_pers.generators import CODE_LEAF, GENERATOR_LEAVES, generated, mlp
+from fedjax_pers.layouts import OWN, Layout, LayoutMaker, Statistics, View, by_role, replace
+from fedjax_pers.local import ClientUpdate, for_epochs, no_losses, report_of, train
 from fedjax_pers.objectives import Objective, add, mean_of_examples, require_classes
-from fedjax_pers.paths import SelectorLike, as_selector, flatten
-from fedjax_pers.presets import head
+from fedjax_pers.paths import SelectorLike, as_selector, flatten, nothing, select, unflattener
+from fedjax_pers.presets import head, model_of
+
+PERSONAL, SHARES = "personal/", "code"
+"""Leaves of the second head in a task that has two; the client's shares of the classes, of which it is generated."""
+
+_ABOUT = {
+    "paper": 'Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR '
+    "2022, arXiv:2107.00778",
+}
 
 
 @register(
     "fedrod",
     title="Fed-RoD",
-    paper='Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022, '
-    "arXiv:2107.00778",
     family="decoupling",
     personal="a second head that is added to the generic one",
     reduction="equal class counts: the generic model is FedAvg's",
+    **_ABOUT,
 )
 def fedrod(
     task: Task,
@@ -53,18 +62,133 @@ def fedrod(
       statistics: treatment of running statistics.
       **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
 
-    Differences from the paper: personal heads are linear and start at zero; the variant that generates them from the
-    class counts is not offered. An unseen client trains a personal head (0 epochs: the generic model).
+    Differences from the paper: personal heads are linear and start at zero (``fedrod_hyper`` generates them). An unseen
+    client trains a personal head (0 epochs: the generic model).
     """
     require_classes(task, "Fed-RoD, which combines outputs,")
     schedule = for_epochs(newcomer_epochs, local)
     return compose(
         task,
         layout=_two_heads(head, statistics),
-        client=_with_counts(lambda counts: train(lr, objective=add(_generic(counts), _personal), **local), **local),
+        client=_with_counts(lambda counts: _both_losses(lr, counts, local), **local),
         aggregator=mean(weights=weights),
         newcomer=train(lr, objective=_personal, roles="personal", **schedule),
     )
+
+
+@register(
+    "fedrod_hyper",
+    title="Fed-RoD (hyper)",
+    family="hypernetwork",
+    personal="its shares of the classes, of which a shared network makes a second head",
+    reduction="without its second head: the generic model of Fed-RoD",
+    **_ABOUT,
+)
+def fedrod_hyper(
+    task: Task,
+    *,
+    lr: float = 0.1,
+    head: SelectorLike = head(1),
+    hidden: tuple[int, ...] = (32,),
+    weights: str = "examples",
+    statistics: Statistics = "average",
+    **local: Any,
+) -> Algorithm:
+    """Fed-RoD whose personal heads are made by one network for all, of the client's class distribution: ``h(a_i)``.
+
+    Generic: ``CE(g(z) + log n_i, y)`` on body and g. Personal, on h alone:
+    ``CE(stop_gradient(g(z)) + h(a_i)(stop_gradient(z)), y)``, ``a_i = n_i / sum n_i`` being the shares of the classes
+    among the client's training examples. Body, g and h are averaged; ``a_i`` never leaves. An unseen client counts its
+    labels and is served at once, without a step.
+
+    Args:
+      task: a classification task with ``apply``, ``criterion`` and ``num_classes``.
+      lr: step size of both losses.
+      head: the last, linear layer: the two heads are added leaf by leaf.
+      hidden: widths of h's hidden layers.
+      weights: as in FedAvg.
+      statistics: treatment of running statistics.
+      **local: ``batch_size``, ``epochs`` or ``steps``, ``optimizer``, ``drop_last``.
+
+    Differences from the paper: generated heads start near zero. A client that has not taken part yet, and one without
+    examples, predicts with the head of equal shares.
+    """
+    require_classes(task, "Fed-RoD, which combines outputs,")
+    of_network = {**local, "roles": "shared"}  # shares are counted, not trained
+    return compose(
+        generated(_two_headed(task, head), f"{PERSONAL}**", generator=mlp(hidden), code=task.num_classes or 0),
+        layout=_of_shares(statistics),
+        client=_with_counts(lambda counts: _told(counts, _both_losses(lr, counts, of_network)), **local),
+        aggregator=mean(weights=weights),
+        newcomer=_with_counts(lambda counts: _told(counts, _at_rest), **local),
+    )
+
+
+def _two_headed(task: Task, head: SelectorLike) -> Task:
+    """The task with a second head, ``personal/...`` in a flat dict of leaves, at zero, that is added to the first."""
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    leaves, rebuild, model = flatten(shapes), unflattener(shapes), model_of(task)
+    tracked = task.statistics.select(leaves, model) if task.statistics != nothing else frozenset()
+    heads = sorted(select(head, leaves, model) - tracked)
+    require(bool(heads), f"head: {as_selector(head)} selects no weights of this model, so there is no head to add to")
+
+    def adopt(variables: Any, key: Array) -> Leaves:
+        given = flatten(task.adopt(variables, key))
+        return given | {PERSONAL + path: jnp.zeros_like(given[path]) for path in heads}
+
+    def summed(variables: Leaves) -> Any:
+        both = {path: variables[path] + variables[PERSONAL + path] for path in heads}
+        return rebuild({path: x for path, x in variables.items() if not path.startswith(PERSONAL)} | both)
+
+    def lifted(function: Any) -> Any:
+        return lambda variables, *rest: function(summed(variables), *rest)
+
+    return task._replace(
+        init=lambda key: adopt(task.init(key), key),
+        loss=lifted(task.loss),
+        metrics=lifted(task.metrics),
+        apply=lifted(task.apply),
+        adopt=adopt,
+        plain=lambda variables: task.plain(summed(variables)),
+    )
+
+
+def _of_shares(statistics: Statistics) -> LayoutMaker:
+    """The network is shared, its input personal; the generic model is the one whose network makes zeros."""
+
+    def bind(task: Task) -> Layout:
+        base = by_role(personal=CODE_LEAF, statistics=statistics)(task)
+        model = base.view("model")
+
+        def init(variables: Any) -> Parts:
+            parts = base.init(variables)
+            shares = parts.personal[SHARES]
+            return parts._replace(personal={**parts.personal, SHARES: jnp.full_like(shares, 1 / shares.size)})
+
+        def generic(parts: Parts) -> Any:
+            none = {name: jnp.zeros_like(parts.shared[name]) for name in GENERATOR_LEAVES.select(parts.shared)}
+            return model.read(parts._replace(shared=parts.shared | none))
+
+        alone = statistics != "local"
+        views = {"model": model, "shared": View(generic, model.keys)}
+        return base._replace(init=init, views=views, common="shared" if alone else None)
+
+    return bind
+
+
+def _told(counts: Array, training: ClientUpdate) -> ClientUpdate:
+    """Training of a client whose shares of the classes are those of its counts; without examples they stay."""
+
+    def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+        total = counts.sum()
+        shares = jnp.where(total > 0, counts / jnp.maximum(total, 1), parts.personal[SHARES])
+        return training(layout, replace(parts, {SHARES: shares}), context)
+
+    return update
+
+
+def _at_rest(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
+    return parts, report_of(no_losses(), jnp.int32(0), layout, parts)
 
 
 def _two_heads(head: SelectorLike, statistics: Statistics) -> LayoutMaker:
@@ -95,6 +219,10 @@ def _two_heads(head: SelectorLike, statistics: Statistics) -> LayoutMaker:
     return bind
 
 
+def _both_losses(lr: Any, counts: Array, phase: dict[str, Any]) -> ClientUpdate:
+    return train(lr, objective=add(_generic(jnp.log(counts)), _personal), **phase)
+
+
 def _generic(log_counts: Array) -> Objective:
     """Balanced softmax: the criterion on outputs shifted by the log of the client's class counts."""
 
@@ -108,8 +236,9 @@ def _generic(log_counts: Array) -> Objective:
 
 def _personal(layout: Layout, parts: Parts, received: Parts, batch: Batch, key: Array) -> tuple[Array, Leaves]:
     """The client's own loss of the summed heads; body and generic head are constants of it."""
-    fixed = parts._replace(shared=jax.lax.stop_gradient(parts.shared))
-    outputs, _ = layout.task.apply(layout.view("model").read(fixed), batch, key)
+    network = GENERATOR_LEAVES.select(parts.shared)
+    fixed = {name: x if name in network else jax.lax.stop_gradient(x) for name, x in parts.shared.items()}
+    outputs, _ = layout.task.apply(layout.view("model").read(parts._replace(shared=fixed)), batch, key)
     return mean_of_examples(layout.task.criterion(outputs, batch), batch), {}
 
 
@@ -123,6 +252,6 @@ def _with_counts(make: Any, *, batch_size: int = 10, **_: Any) -> ClientUpdate:
             return counts + (jax.nn.one_hot(batch["y"], classes) * batch["weight"][:, None]).sum(0)
 
         counts = sweep(add_batch, jnp.zeros(classes), context, batch_size=batch_size)
-        return make(jnp.log(counts))(layout, parts, context)
+        return make(counts)(layout, parts, context)
 
     return update

@@ -226,5 +226,7 @@ def test_half_precision_stays_half_precision(on):
         return algorithm.recipe.build({"lr": 0.1, "alpha": alpha}).step(state, cohort, 0)
 
     data = {name: x[None] for name, x in batch_of(IMAGES).items()}
-    after, _ = step(jnp.float32(8.0), toys.start(algorithm, 1), fp.cohort_of({**data, "x": data["x"].astype(jnp.bfloat16)}))
+    after, _ = step(
+        jnp.float32(8.0), toys.start(algorithm, 1), fp.cohort_of({**data, "x": data["x"].astype(jnp.bfloat16)})
+    )
     assert all(x.dtype == jnp.bfloat16 for x in after.shared.values())

@@ -197,3 +197,64 @@ def test_an_unseen_client_fits_its_embedding_alone():
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(ValueError, match=message):
         fp.method("pfedhn").make(toys.classifier(), **settings)
+
+
+def test_all_gradients_of_a_round_are_clipped_together():
+    """theta = phi v with one number each: d = 3 and -1 give the mean gradient 3 / 2 - 2 / 2, embeddings 2 d each."""
+    generator = Generator(lambda key, like, code: jnp.float32(2.0), lambda phi, v: {"w": phi * v[0]})
+    aggregator = fixed(
+        hypernetwork(
+            fp.train(), generator=generator, embedding=1, clip=0.5, optimizer=optax.sgd(1.0),
+            embedding_optimizer=optax.sgd(1.0),
+        ),
+        [[1.0], [2.0]],
+    )  # fmt: skip
+    server = aggregator.draw(aggregator.init({"w": jnp.float32(0)}, frozenset({"w"}), 2), jax.random.key(0))
+    after, _ = aggregate(aggregator, server, {"w": jnp.float32([2.0 - 3.0, 4.0 + 1.0])})
+    gradients = np.array([(3 * 1 - 1 * 2) / 2, 2 * 3, 2 * -1])
+    scaled = gradients * 0.5 / np.linalg.norm(gradients)
+    np.testing.assert_allclose(after.aux["generator"], 2 - scaled[0], rtol=1e-6)
+    np.testing.assert_allclose(after.aux["embeddings"][:, 0], [1 - scaled[1], 2 - scaled[2]], rtol=1e-6)
+
+
+def test_momentum_and_decay_rest_while_a_client_is_away():
+    """theta = phi v, uploads 1 below what was sent: v's gradient is phi, phi's is v; a heavy ball each, by hand."""
+    rule = optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1, momentum=0.5))
+    generator = Generator(lambda key, like, code: jnp.float32(2.0), lambda phi, v: {"w": phi * v[0]})
+    aggregator = fixed(
+        hypernetwork(fp.train(), generator=generator, embedding=1, optimizer=rule, embedding_optimizer=rule),
+        [[1.0], [-1.0]],
+    )
+    server = aggregator.draw(aggregator.init({"w": jnp.float32(0)}, frozenset({"w"}), 2), jax.random.key(0))
+    phi, v, pace, own_pace = 2.0, [1.0, -1.0], 0.0, [0.0, 0.0]
+    for client in (0, 1, 1, 0):
+        server, _ = aggregate(aggregator, server, {"w": jnp.float32([phi * v[client] - 1])}, ids=[client])
+        pace = 0.5 * pace + v[client] + 0.5 * phi
+        own_pace[client] = 0.5 * own_pace[client] + phi + 0.5 * v[client]
+        phi -= 0.1 * pace
+        v[client] -= 0.1 * own_pace[client]
+        np.testing.assert_allclose(server.aux["generator"], phi, rtol=1e-5)
+        np.testing.assert_allclose(server.aux["embeddings"][:, 0], v, rtol=1e-5)
+
+
+def test_running_statistics_are_the_mean_of_the_cohorts(trained):
+    algorithm, cohort, before, after, _ = trained
+    uploads = [algorithm.exchange(before, cohort.at(jnp.array([i])), jax.random.key(0))[1] for i in range(3)]
+    still = [name for name in before.shared if name.startswith("batch_stats")]
+    assert still and not set(still) & set(after.aux["generator"]["outputs"])
+    for name in still:
+        expected = np.mean([np.asarray(upload[name], np.float64) for upload in uploads], axis=0)
+        np.testing.assert_allclose(after.shared[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_where_models_stay_nothing_moves():
+    algorithm = fp.method("pfedhn").make(toys.classifier(), lr=0.0, weight_decay=0.0, hidden=(4,), batch_size=3)
+    before = toys.start(algorithm, 3)
+    after, _ = jax.jit(algorithm.step)(before, toys.labelled_clients(), jax.random.key(0))
+    toys.same_bits((after.shared, after.aux, after.opt), (before.shared, before.aux, before.opt))
+
+
+def test_a_round_reports_how_far_models_moved():
+    algorithm = fp.method("pfedhn").make(toys.classifier(), hidden=(4,), batch_size=3)
+    _, metrics = jax.jit(algorithm.step)(toys.start(algorithm, 3), toys.labelled_clients(), jax.random.key(0))
+    assert metrics.update_norm > 0

@@ -88,3 +88,70 @@ def test_counters_teach_the_weights_nothing(aggregator):
     after, _ = aggregate(aggregator, server, sent, trainable=frozenset(START))
     assert not np.asarray(after.aux["learnt"][0]).any()
     assert int(after.shared["n"]) == 10 and after.aux["models"]["n"].tolist() == [9, 11]
+
+
+MODELS = {"a": np.array([[1.0, -1.0], [0.5, 2.0], [-2.0, 0.0]]), "b": np.array([3.0, 1.0, -1.0])}
+MOVED = {"a": np.array([[0.5, -0.2], [0.3, 0.1]]), "b": np.array([-0.7, 0.4])}
+"""By what clients 0 and 2 move."""
+
+
+def softmax(x):
+    return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+
+
+def test_networks_and_embeddings_move_by_the_jacobian():
+    """Logits of a layer are a matrix times the embedding, ``[layers, clients, size] . [size]``."""
+
+    def init(key, like, size):
+        return jax.random.normal(key, (*like["weights"].shape, size))
+
+    linear = Generator(init, lambda phi, v: {"weights": phi @ v})
+    aggregator = layer_weights([["a"], ["b"]], generator=linear, embedding=2, optimizer=optax.sgd(0.2))
+    first = {"a": jnp.zeros(2), "b": jnp.zeros(())}
+    server = aggregator.init(first, frozenset(first), 3)
+    server = server._replace(aux=server.aux | {"models": {name: jnp.float32(x) for name, x in MODELS.items()}})
+    phi, v = (np.asarray(x, np.float64) for x in server.aux["learnt"])
+    sent = [{n: softmax(phi[i, k] @ v[i]) @ MODELS[n] for k, n in enumerate(MODELS)} for i in (0, 2)]
+    uploads = {name: jnp.float32(np.stack([each[name] for each in sent]) + MOVED[name]) for name in MODELS}
+    after, _ = aggregate(aggregator, server, uploads, ids=[0, 2])
+    for place, i in enumerate((0, 2)):
+        of_phi, of_v = np.zeros_like(phi[i]), np.zeros(2)
+        for layer, name in enumerate(MODELS):
+            # How far each client's model lies along the pseudo-gradient, received minus trained.
+            along = -(MODELS[name].reshape(3, -1) @ np.atleast_1d(MOVED[name][place]))
+            weights = softmax(phi[i, layer] @ v[i])
+            slope = weights * (along - weights @ along)
+            of_phi[layer], of_v = np.outer(slope, v[i]), of_v + phi[i, layer].T @ slope
+        np.testing.assert_allclose(after.aux["learnt"][0][i], phi[i] - 0.2 * of_phi, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(after.aux["learnt"][1][i], v[i] - 0.2 * of_v, rtol=1e-5, atol=1e-6)
+    absent = [jax.tree.map(lambda x: x[1], (s.aux["learnt"], s.aux["opt"], s.aux["models"])) for s in (server, after)]
+    toys.same_bits(*absent)
+
+
+def resting(scores, rounds):
+    """Models after rounds with networks that rest and give client i these logits of all, in every layer."""
+    network = Generator(lambda key, like, size: jnp.zeros(like["weights"].shape), lambda phi, v: {"weights": phi})
+    names = fp.flatten(toys.classifier().init(jax.random.key(0)))
+    aggregator = layer_weights([sorted(names)], generator=network, optimizer=optax.sgd(0.0))
+    algorithm = fp.compose(toys.classifier(), client=fp.train(0.1, batch_size=3), aggregator=aggregator)
+    state, step = toys.start(algorithm, 3), jax.jit(algorithm.step)
+    logits = jnp.repeat(jnp.float32(scores)[:, None], 2, axis=1)  # [clients, layers, clients]
+    state = state._replace(aux=state.aux | {"learnt": (logits, state.aux["learnt"][1])})
+    for members in rounds:
+        state, _ = step(state, toys.only(toys.labelled_clients(), list(members)), jax.random.key(0))
+    return state
+
+
+def test_everybodys_own_model_alone_is_local_training_to_the_bit():
+    rounds = ((0, 2), (1,), (0, 1, 2))
+    state = resting(np.where(np.eye(3), 0, -1e6), rounds)
+    local = toys.trajectory("local_only", toys.classifier(), toys.labelled_clients(), rounds, lr=0.1, batch_size=3)
+    toys.same_bits(state.aux["models"], local[-1].rows)
+
+
+def test_equal_weights_with_everyone_there_are_fedavg():
+    rounds = ((0, 1, 2),) * 3
+    state, settings = resting(np.zeros((3, 3)), rounds), {"lr": 0.1, "batch_size": 3, "weights": "uniform"}
+    expected = toys.trajectory("fedavg", toys.classifier(), toys.labelled_clients(), rounds, **settings)[-1]
+    for name, x in expected.shared.items():
+        np.testing.assert_allclose(state.shared[name], x, rtol=2e-6, atol=5e-7)
