@@ -72,9 +72,11 @@ def minimax(
         return step.init(shared, trainable, num_clients)._replace(aux=aux)
 
     def weigh(server: Server, sender: Sender) -> Array:
-        own = domain_of(sender.id)
+        own, weights = domain_of(sender.id), server.aux["weights"]
         beside = jnp.where(domain_of(sender.cohort) == own, sender.sizes, 0).sum()
-        return server.aux["weights"][own] * (sender.size / jnp.maximum(beside, 1))
+        # Times their start, and one domain has no other to be equal to: weights that stay are those of the plain mean.
+        share = sender.size / jnp.maximum(beside, 1) if len(weights) > 1 else sender.size.astype(jnp.float32)
+        return weights[own] / jnp.float32(1 / len(weights)) * share
 
     def finish(server: Server, received: Collected, trainable: frozenset[str]) -> Server:
         summed, mass = received.total
