@@ -180,8 +180,8 @@ def _told(counts: Array, training: ClientUpdate) -> ClientUpdate:
     """Training of a client whose shares of the classes are those of its counts; without examples they stay."""
 
     def update(layout: Layout, parts: Parts, context: Context) -> tuple[Parts, Report]:
-        total = counts.sum()
-        shares = jnp.where(total > 0, counts / jnp.maximum(total, 1), parts.personal[SHARES])
+        total, before = counts.sum(), parts.personal[SHARES]
+        shares = jnp.where(total > 0, (counts / jnp.maximum(total, 1)).astype(before.dtype), before)
         return training(layout, replace(parts, {SHARES: shares}), context)
 
     return update
