@@ -52,7 +52,7 @@ demo: $(VENV)/.runtime
 	$(BIN)/python experiments/demo/run.py
 
 test: $(VENV)/.development
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(VENV)/.development
 	$(BIN)/ruff check .

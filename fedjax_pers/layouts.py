@@ -139,7 +139,7 @@ def _resolve(task: Task, personal: SelectorLike, frozen: SelectorLike, statistic
             bool(chosen[role]) or selector == nothing,
             f"{role}: {selector} selects no leaf of this model; where that is meant, say {role}=nothing",
         )
-    tracked = task.statistics.select(leaves, model) if task.statistics != nothing else frozenset()
+    tracked = task.statistics.select(leaves, model)
     # The treatment of statistics applies to those that no selector has claimed.
     rest = tracked - chosen["personal"] - chosen["frozen"]
     treatment = {"average": None, "local": "personal", "ignore": "frozen"}
@@ -148,7 +148,7 @@ def _resolve(task: Task, personal: SelectorLike, frozen: SelectorLike, statistic
     if (role := treatment[statistics]) is not None:
         chosen[role] = chosen[role] | rest
     roles = assign(chosen, leaves, default="shared")
-    private = task.private.select(leaves, model) if task.private != nothing else frozenset()
+    private = task.private.select(leaves, model)
     given_away = sorted(path for path in private if roles[path] == "shared")
     require(not given_away, f"personal: {given_away} would be shared, which this task keeps private; name them here")
     floating = {name for name, x in leaves.items() if jnp.issubdtype(x.dtype, jnp.floating)}

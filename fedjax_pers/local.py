@@ -123,6 +123,16 @@ def for_epochs(epochs: int, local: Mapping[str, Any]) -> dict[str, Any]:
     return {**local, "epochs": epochs, "steps": None}
 
 
+def of_fine_tuning(local: Mapping[str, Any]) -> dict[str, Any]:
+    """What fine-tuning has in common with a method's local training: its length is another, its steps are alike.
+
+    Example:
+      >>> of_fine_tuning({"steps": 3, "batch_size": 4})
+      {'batch_size': 4}
+    """
+    return {name: local[name] for name in ("batch_size", "optimizer") if name in local}
+
+
 def chosen_leaves(layout: Layout, parts: Parts, roles: str, chosen: Selector) -> Leaves:
     """The leaves of some roles that may train and that a selector names; ValueError where there are none of these."""
     candidates = trainable_leaves(layout, parts, roles)

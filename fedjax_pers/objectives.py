@@ -16,6 +16,7 @@ import optax
 
 from fedjax_pers.base import Array, Batch, Leaves, Parts, Task
 from fedjax_pers.checks import number, positive, require
+from fedjax_pers.judging import weighted_mean
 from fedjax_pers.layouts import OWN, Layout, leaves_of, trainable_leaves
 from fedjax_pers.paths import SelectorLike, as_selector, nothing
 
@@ -173,9 +174,7 @@ def require_classes(task: Task, what: str) -> None:
 
 def mean_of_examples(values: Array, batch: Batch) -> Array:
     """The mean over the examples that count of ``[batch, ...]``, first over each one's positions; 0 over none."""
-    each = values.mean(axis=tuple(range(1, values.ndim)))
-    total = jnp.where(batch["weight"] > 0, each * batch["weight"], 0).sum()
-    return total / jnp.maximum(batch["weight"].sum(), 1)
+    return weighted_mean(values.mean(axis=tuple(range(1, values.ndim))), batch["weight"])
 
 
 def add(*objectives: Objective) -> Objective:

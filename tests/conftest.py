@@ -39,3 +39,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
         jax.clear_caches()
         gc.collect()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one file share what they compile, and so a process; those of each method are grouped already."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))

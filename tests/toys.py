@@ -178,11 +178,15 @@ def small(name: str) -> dict[str, Any]:
 
 
 def methods(*but: str) -> list[Any]:
-    """All methods but those, as parameters of a test; the first of each family stands for it in short runs."""
+    """All methods but those, as parameters of a test; the first of each family stands for it in short runs.
+
+    What is tested of a method is tested in one process, so that its programs are compiled once.
+    """
     found, families = [], set()
     for name, method in fp.methods().items():
         if name not in but:
-            found.append(pytest.param(name, marks=[pytest.mark.every_method] if method.family in families else []))
+            marks = [pytest.mark.xdist_group(name)]
+            found.append(pytest.param(name, marks=[*marks, *[pytest.mark.every_method] * (method.family in families)]))
             families.add(method.family)
     return found
 

@@ -9,7 +9,7 @@ from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Statistics, by_role
-from fedjax_pers.local import train
+from fedjax_pers.local import of_fine_tuning, train
 from fedjax_pers.paths import SelectorLike, everything
 from fedjax_pers.presets import head
 
@@ -51,7 +51,7 @@ def fedbabu(
     Differences from the paper: running statistics are averaged (the paper's models normalise without them); no schedule
     of step sizes; defaults are those of small data sets.
     """
-    schedule = {name: local[name] for name in ("batch_size", "optimizer") if name in local}
+    schedule = of_fine_tuning(local)
     return compose(
         task,
         layout=by_role(frozen=frozen, statistics=statistics),

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_pers.adapters.adapting import adapted
 from fedjax_pers.aggregators import mean
 from fedjax_pers.algorithms.registry import register
 from fedjax_pers.base import Array, Batch, Context, Leaves, Parts, Report, Task
@@ -17,7 +18,7 @@ from fedjax_pers.generators import CODE_LEAF, GENERATOR_LEAVES, generated, mlp
 from fedjax_pers.layouts import OWN, Layout, LayoutMaker, Statistics, View, by_role, replace
 from fedjax_pers.local import ClientUpdate, for_epochs, no_losses, report_of, train
 from fedjax_pers.objectives import Objective, add, mean_of_examples, require_classes
-from fedjax_pers.paths import SelectorLike, as_selector, flatten, nothing, select, unflattener
+from fedjax_pers.paths import SelectorLike, as_selector, flatten, select
 from fedjax_pers.presets import head, model_of
 
 PERSONAL, SHARES = "personal/", "code"
@@ -125,32 +126,19 @@ def fedrod_hyper(
 
 
 def _two_headed(task: Task, head: SelectorLike) -> Task:
-    """The task with a second head, ``personal/...`` in a flat dict of leaves, at zero, that is added to the first."""
-    shapes = jax.eval_shape(task.init, jax.random.key(0))
-    leaves, rebuild, model = flatten(shapes), unflattener(shapes), model_of(task)
-    tracked = task.statistics.select(leaves, model) if task.statistics != nothing else frozenset()
-    heads = sorted(select(head, leaves, model) - tracked)
+    """The task with a second head, ``personal/...``, at zero, that is added to the first."""
+    leaves, model = flatten(jax.eval_shape(task.init, jax.random.key(0))), model_of(task)
+    heads = sorted(select(head, leaves, model) - task.statistics.select(leaves, model))
     require(bool(heads), f"head: {as_selector(head)} selects no weights of this model, so there is no head to add to")
 
-    def adopt(variables: Any, key: Array) -> Leaves:
-        given = flatten(task.adopt(variables, key))
-        return given | {PERSONAL + path: jnp.zeros_like(given[path]) for path in heads}
+    def zeros(key: Array) -> Leaves:
+        return {PERSONAL + path: jnp.zeros(leaves[path].shape, leaves[path].dtype) for path in heads}
 
-    def summed(variables: Leaves) -> Any:
+    def summed(variables: Leaves) -> Leaves:
         both = {path: variables[path] + variables[PERSONAL + path] for path in heads}
-        return rebuild({path: x for path, x in variables.items() if not path.startswith(PERSONAL)} | both)
+        return {path: x for path, x in variables.items() if not path.startswith(PERSONAL)} | both
 
-    def lifted(function: Any) -> Any:
-        return lambda variables, *rest: function(summed(variables), *rest)
-
-    return task._replace(
-        init=lambda key: adopt(task.init(key), key),
-        loss=lifted(task.loss),
-        metrics=lifted(task.metrics),
-        apply=lifted(task.apply),
-        adopt=adopt,
-        plain=lambda variables: task.plain(summed(variables)),
-    )
+    return adapted(task, zeros, summed, lambda function: lambda variables, *rest: function(summed(variables), *rest))
 
 
 def _of_shares(statistics: Statistics) -> LayoutMaker:

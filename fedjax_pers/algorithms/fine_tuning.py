@@ -10,7 +10,7 @@ from fedjax_pers.base import Task
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.fisher import with_fisher
 from fedjax_pers.layouts import Statistics, by_role
-from fedjax_pers.local import ClientUpdate, train
+from fedjax_pers.local import ClientUpdate, of_fine_tuning, train
 from fedjax_pers.objectives import add, distillation, ewc, l2_sp, require_classes, task_loss
 from fedjax_pers.paths import SelectorLike, everything, nothing
 from fedjax_pers.tuning import fine_tune
@@ -52,7 +52,7 @@ def fedavg_ft(
 
     Differences from the paper: the number of epochs is one setting for all clients, chosen on validation data.
     """
-    adapt = train(tune_lr, epochs=tune_epochs, leaves=tune, **_steps(local))
+    adapt = train(tune_lr, epochs=tune_epochs, leaves=tune, **of_fine_tuning(local))
     return _fedavg(task, adapt, lr, weights, statistics, local)
 
 
@@ -92,7 +92,7 @@ def fedavg_ft_early(
     Differences from the paper: the paper fine-tunes for a fixed number of epochs. The global model has seen the
     examples held back in federated training, so that their loss is a little in its favour.
     """
-    adapt = fine_tune(tune_lr, epochs=tune_epochs, holdout=holdout, leaves=tune, **_steps(local))
+    adapt = fine_tune(tune_lr, epochs=tune_epochs, holdout=holdout, leaves=tune, **of_fine_tuning(local))
     return _fedavg(task, adapt, lr, weights, statistics, local)
 
 
@@ -137,7 +137,7 @@ def fedavg_l2sp(
     Differences from the paper: the start is the federation's global model, in which no layer is new by default.
     """
     objective = add(task_loss(), l2_sp(strength, new_strength, new=new))
-    adapt = train(tune_lr, epochs=tune_epochs, leaves=tune, objective=objective, **_steps(local))
+    adapt = train(tune_lr, epochs=tune_epochs, leaves=tune, objective=objective, **of_fine_tuning(local))
     return _fedavg(task, adapt, lr, weights, statistics, local)
 
 
@@ -182,7 +182,7 @@ def fedavg_ewc(
     Differences from the paper: F is of the client's own examples, since those of others are not there.
     """
     require_classes(task, "EWC")
-    schedule = _steps(local)
+    schedule = of_fine_tuning(local)
 
     def held(fisher: Any) -> ClientUpdate:
         objective = add(task_loss(), ewc(strength, fisher))
@@ -233,7 +233,7 @@ def fedavg_kd(
     """
     require_classes(task, "distillation")
     objective = add(task_loss(), distillation(strength, temperature))
-    adapt = train(tune_lr, epochs=tune_epochs, leaves=tune, objective=objective, **_steps(local))
+    adapt = train(tune_lr, epochs=tune_epochs, leaves=tune, objective=objective, **of_fine_tuning(local))
     return _fedavg(task, adapt, lr, weights, statistics, local)
 
 
@@ -242,8 +242,3 @@ def _fedavg(
 ) -> Algorithm:
     layout, client, aggregator = by_role(statistics=statistics), train(lr, **local), mean(weights=weights)
     return compose(task, layout=layout, client=client, aggregator=aggregator, adapt=adapt)
-
-
-def _steps(local: dict[str, Any]) -> dict[str, Any]:
-    """What fine-tuning has in common with training."""
-    return {name: local[name] for name in ("batch_size", "optimizer") if name in local}

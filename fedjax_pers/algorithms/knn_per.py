@@ -18,7 +18,7 @@ from fedjax_pers.head_inputs import head_and_features, with_head_input
 from fedjax_pers.judging import EVALUATION_BATCH
 from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role, replace, without
 from fedjax_pers.local import ClientUpdate, no_losses, report_of, train
-from fedjax_pers.mixtures import class_scores, require_classes, statistics_below
+from fedjax_pers.mixtures import class_scores, require_cross_entropy, statistics_below
 from fedjax_pers.paths import SelectorLike, as_selector, flatten
 from fedjax_pers.presets import head as last_layers
 
@@ -77,7 +77,7 @@ def knn_per(
     positive_int("neighbours", neighbours)
     one_of("distance", distance, ("squared", "euclidean"))
     require(isinstance(standardise, bool), f"standardise: found {standardise!r}; allowed are True and False")
-    require_classes(task)
+    require_cross_entropy(task)
     names, features = head_and_features(task, head)
 
     def vote(store: Any, z: Array) -> Array:

@@ -23,7 +23,7 @@ from fedjax_pers.mixtures import (
     inputs_of,
     linear_gate,
     path_of,
-    require_classes,
+    require_cross_entropy,
     task_of,
     tracked_of,
 )
@@ -73,7 +73,7 @@ def pfedmoe(
 
     Differences from the paper: the gate is linear in the inputs, without normalisation; own models are of one form.
     """
-    require_classes(task)
+    require_cross_entropy(task)
     extractor = task if extractor is None else extractor
     require(isinstance(extractor, Task), f"extractor: found {extractor!r}; allowed are None and a fedjax_pers.Task")
     heads, widths = zip(*(head_and_features(each, head) for each in (extractor, task)), strict=True)

@@ -10,7 +10,7 @@ from fedjax_pers.base import Task
 from fedjax_pers.checks import one_of
 from fedjax_pers.compose import Algorithm, compose
 from fedjax_pers.layouts import Layout, LayoutMaker, Statistics, by_role
-from fedjax_pers.local import phases, train
+from fedjax_pers.local import of_fine_tuning, phases, train
 from fedjax_pers.mixtures import (
     GATE_LEAVES,
     Level,
@@ -78,7 +78,7 @@ def pfl_moe(
     """
     one_of("gate_reads", gate_reads, ("inputs", "features"))
     reading = inputs_of(task) if gate_reads == "inputs" else features_of(task, head, TUNED)
-    schedule = {name: local[name] for name in ("batch_size", "optimizer") if name in local}
+    schedule = of_fine_tuning(local)
     return compose(
         mixture(task, logistic_gate(reading), level=level),
         layout=_copied(task, statistics),

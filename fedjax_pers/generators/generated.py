@@ -12,7 +12,7 @@ from fedjax_pers.base import Array, Leaves, Task
 from fedjax_pers.checks import positive_int, require
 from fedjax_pers.generators.networks import Generator, mlp
 from fedjax_pers.keys import fold_name
-from fedjax_pers.paths import SelectorLike, as_selector, flatten, nothing, select, unflattener, where
+from fedjax_pers.paths import SelectorLike, as_selector, flatten, select, unflattener, where
 from fedjax_pers.presets import model_of
 
 GENERATOR, CODE = "generator/", "code"
@@ -84,7 +84,7 @@ def generated(task: Task, on: SelectorLike, *, generator: Generator | None = Non
         kinds=tuple((path, kind) for path, kind in task.kinds if any(f"{n}/".startswith(f"{path}/") for n in kept)),
         adopt=adopt,
         plain=lambda variables: task.plain(whole(flatten(variables))),
-        private=CODE_LEAF if task.private == nothing else task.private | CODE_LEAF,
+        private=task.private | CODE_LEAF,
     )
 
 
@@ -99,10 +99,10 @@ def _chosen(task: Task, on: SelectorLike, leaves: Leaves) -> tuple[str, ...]:
     model = model_of(task)
     names = select(on, leaves, model)
     require(bool(names), f"on: {as_selector(on)} selects no leaf of this model, so there is nothing to generate")
-    tracked = task.statistics.select(leaves, model) if task.statistics != nothing else frozenset()
+    tracked = task.statistics.select(leaves, model)
     bad = sorted(n for n in names if n in tracked or not jnp.issubdtype(leaves[n].dtype, jnp.floating))
     require(not bad, f"on: {bad} are running statistics or no floating numbers; a network makes weights")
-    private = task.private.select(leaves, model) if task.private != nothing else frozenset()
+    private = task.private.select(leaves, model)
     kept = sorted(names & private)
     require(not kept, f"on: {kept} are private to a client, which a network that may be shared cannot promise")
     return tuple(sorted(names))

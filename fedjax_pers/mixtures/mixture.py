@@ -54,7 +54,7 @@ def mixture(task: Task, gate: Gate, *, level: Level = "probability") -> Task:
         require(level == "probability", f"level: found {level!r}; the task has no apply, so there are no logits to mix")
         answer = _densities(task)
     else:
-        require_classes(task)
+        require_cross_entropy(task)
         answer = _classes(task, _mixed_probabilities if level == "probability" else _mixed_logits)
     return task_of([task] * gate.experts, gate, answer)
 
@@ -161,7 +161,7 @@ def _mixed_logits(outputs: Array, log_weights: Array) -> Array:
     return (jnp.exp(log_weights)[:, :, None] * outputs).sum(axis=1)
 
 
-def require_classes(task: Task) -> None:
+def require_cross_entropy(task: Task) -> None:
     """ValueError unless the criterion is the negative log-likelihood of classes, which is tried out."""
     labels = {name: (shape, dtype) for name, shape, dtype in task.example or ()}.get("y", (None, "int32"))
     classes = task.num_classes
